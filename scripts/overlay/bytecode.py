@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from overlay.errors import denied, usage
-from overlay.files import STAGED, read
+from overlay.files import STAGED, head
 from overlay.interpreter import MARK, NoAnswer, answer
 
-_UNCHECKED = 0b01
+#: Flags of a file with a hash that Python does not check, in its header.
+_UNCHECKED = b"\1\0\0\0"
 
 #: Program for the target's interpreter: compiles each staged source under the final file's name.
 #: The rename keeps the staged file's mtime, so the bytecode stays valid. With SOURCE_DATE_EPOCH,
@@ -73,16 +74,12 @@ def stale(source: Path, data: bytes | None) -> list[Path]:
             if data is None:  # A module.pyc is imported only without its source.
                 unchecked.append(pyc)
             continue
-        try:
-            head = read(pyc)[:16]
-        except OSError:
-            continue
-        flags = int.from_bytes(head[4:8], "little")
-        if len(head) < 16 or flags != _UNCHECKED or data is None:
+        start = head(pyc, 16)
+        if data is None or len(start) < 16 or start[4:8] != _UNCHECKED:
             continue
         # The hash is keyed with the magic number of the interpreter that wrote it.
-        magic = int.from_bytes(head[:4], "little")
-        if head[8:] != _imp.source_hash(magic, data):
+        magic = int.from_bytes(start[:4], "little")
+        if start[8:] != _imp.source_hash(magic, data):
             unchecked.append(pyc)
     return unchecked
 

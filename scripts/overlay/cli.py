@@ -46,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Run the command named by the arguments, report errors, and return the exit code."""
     args = parser.parse_args(argv)
-    hints.target[:] = [f"--{name}={value}" for name in _TARGET if (value := vars(args).get(name))]
+    hints.target = [f"--{name}={value}" for name in _TARGET if (value := vars(args).get(name))]
+    hints.named_by = None
     try:
         body: Callable[[argparse.Namespace], int] = args.run
         return body(args)
@@ -98,11 +99,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         every, "doctor", _doctor, "report the installation, its processes, and the effect of apply"
     )
     sub = command(every, "diff", _diff, "show the overlay's changes to upstream's files")
-    lines = sub.add_mutually_exclusive_group()
-    lines.add_argument(
-        "--context", type=arguments.count, default=12, help="lines around each change"
-    )
-    lines.add_argument("--full", action="store_true", help="show whole files")
+    sub.add_argument("--full", action="store_true", help="show whole files")
     sub.add_argument("--added", action="store_true", help="show the overlay's own files, too")
     leave = "leave this file unchanged, for example vllm/v1/sample/sampler.py"
     for name, sub in every.choices.items():
@@ -127,23 +124,22 @@ def _choice(args: argparse.Namespace) -> parts.Choice:
 def installation(args: argparse.Namespace) -> Installation:
     """Locate the installation that the arguments or the active environment name.
 
-    Sets ``args.named_by`` to the variable that named the target, or None. The wheel's command
-    takes the environment that it runs from before the active one, if that has a vLLM, and says on
-    stderr which one a command changes.
+    Sets :data:`hints.named_by`. The wheel's command takes the environment that it runs from before
+    the active one, if that has a vLLM, and says on stderr which one a command changes.
 
     Raises:
         OverlayError: as for :func:`~overlay.installation.locate`.
     """
     prefix, site, python = args.venv, args.site, args.python
-    args.named_by, chosen_by = None, ""
+    hints.named_by, chosen_by = None, ""
     if prefix is not None or site is not None or python is not None:
         # Set by the Makefile if the option's value came from an environment variable.
-        args.named_by = os.environ.get("READINESS_NAMED_BY") or None
+        hints.named_by = os.environ.get("READINESS_NAMED_BY") or None
     elif hints.from_wheel() and _runs_beside_vllm():
         python, chosen_by = sys.executable, "this command runs from it"
     else:
-        args.named_by, prefix = _active()
-        chosen_by = f"named by {args.named_by}"
+        hints.named_by, prefix = _active()
+        chosen_by = f"named by {hints.named_by}"
         if prefix is None and hints.from_wheel():
             raise usage(
                 f"the environment that it runs from ({sys.prefix}) has no vLLM, and no other is "
@@ -158,9 +154,8 @@ def installation(args: argparse.Namespace) -> Installation:
             print(output.escaped(line), file=sys.stderr)
         return found
     except OverlayError as error:
-        if args.named_by:
-            error.named_by = args.named_by
-            error.next_step += f"; or unset {args.named_by}"
+        if hints.named_by:
+            error.next_step += f"; or unset {hints.named_by}"
         raise
 
 
@@ -228,7 +223,7 @@ def _status(args: argparse.Namespace) -> int:
     if problem and compared.unknown:
         _say(f"why: {problem.subject}: {problem.reason}")
     if problem and (compared.unknown or compared.state is not State.FOREIGN):
-        _say(f"next: {hints.written(problem.next_step)}")
+        _say(f"next: {problem.next_step}")
     if hints.HOME.parent == inspection.installation.site and compared.state is not State.PRISTINE:
         _say(hints.written(f"note: uninstalling {_NAME} leaves the overlay on: `revert` first"))
     return code
@@ -249,7 +244,7 @@ def _files(inspection: Inspection, compared: Inspection, every: bool) -> None:
             expected = [f"expected {error.expected}"] if error.expected else []
             for text in (*expected, f"found {error.found}", *describe(compared, file)):
                 _say(f"            {text}")
-            _say(f"            next: {hints.written(error.next_step)}")
+            _say(f"            next: {error.next_step}")
     if compared.record and (every or compared.record is not usual):
         _say(f"  {compared.record.value:<9} RECORD")
     for path in (*compared.leftovers, *compared.stale):
@@ -257,31 +252,20 @@ def _files(inspection: Inspection, compared: Inspection, every: bool) -> None:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    problem: OverlayError | None
-    try:
-        args.found = installation(args)
-        outcome = Outcome(parts.survey(args.found, Overlay.load(ROOT), _choice(args)))
-        problem = commands.problem(outcome.inspection, want_overlaid=True)
-    except OverlayError as error:
-        problem = error
-        if args.json:
-            _fail(args, error)
-    else:
-        # stdout of `exec` belongs to its command.
-        if args.json and (problem or args.command == "verify"):
-            _print_json(args, outcome, problem)
-    if problem is None:
-        return Exit.DONE
-    problem.named_by = getattr(args, "named_by", None)
-    # In a container this line may be the whole log.
-    print(f"{_NAME} {args.command}: {problem.line}", file=sys.stderr)
-    return problem.code
+    args.found = installation(args)
+    inspection = parts.survey(args.found, Overlay.load(ROOT), _choice(args))
+    problem = commands.problem(inspection, want_overlaid=True)
+    # stdout of `exec` belongs to its command.
+    if args.json and (problem or args.command == "verify"):
+        _print_json(args, Outcome(inspection), problem)
+    if problem:
+        print(f"{_NAME} {args.command}: {problem.line}", file=sys.stderr)
+    return problem.code if problem else Exit.DONE
 
 
 def _exec(args: argparse.Namespace) -> int:
     if not args.words:
-        line = hints.command("exec", " -- vllm serve MODEL")
-        raise usage("exec needs a command", f"name it after --: {line}")
+        raise usage("exec needs a command", "name it after --: `exec -- vllm serve MODEL`")
     if code := _verify(args):
         return code
     if problem := commands.wrong_variable(ROOT):
@@ -305,9 +289,8 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    context = None if args.full else args.context
-    choice = _choice(args)
-    lines = commands.diff(installation(args), Overlay.load(ROOT), context, args.added, choice)
+    found, choice = installation(args), _choice(args)
+    lines = commands.diff(found, Overlay.load(ROOT), args.full, args.added, choice)
     if args.json:
         print(json.dumps({"command": "diff", "diff": "".join(lines)}))
     else:
@@ -366,7 +349,8 @@ def _print_json(
 
 
 def _fail(args: argparse.Namespace, error: OverlayError) -> int:
-    error.named_by = getattr(args, "named_by", None)
+    # In a container this line may be the whole log.
+    brief = args.command in ("verify", "exec")
     if args.json:
         report = {
             "host": platform.node(),
@@ -377,6 +361,7 @@ def _fail(args: argparse.Namespace, error: OverlayError) -> int:
         if error.code is Exit.ABSENT:
             report["state"] = State.ABSENT.value
         print(json.dumps(report))
-    else:
-        print(f"{args.program} {args.command}: {error}", file=sys.stderr)
+    if brief or not args.json:
+        text = error.line if brief else error
+        print(f"{args.program} {args.command}: {text}", file=sys.stderr)
     return error.code

@@ -6,7 +6,7 @@ import enum
 import errno
 import os
 
-from overlay.hints import written
+from overlay import hints
 from overlay.output import escaped
 
 
@@ -43,7 +43,6 @@ class OverlayError(Exception):
         expected: phrase for the accepted value, if known.
         found: phrase for the present value, if known.
         next_step: advice to the user.
-        named_by: environment variable that named the target, if any.
     """
 
     def __init__(
@@ -57,45 +56,43 @@ class OverlayError(Exception):
         next_step: str,
     ) -> None:
         self.code = code
-        self.reason = reason
+        self.reason = hints.written(reason)
         self.subject = None if subject is None else os.fspath(subject)
         self.expected = expected
         self.found = found
-        self.next_step = next_step
-        self.named_by: str | None = None
+        self.next_step = hints.written(next_step)
         super().__init__(str(self))
 
     def __str__(self) -> str:
         rows = [
             ("expected", self.expected),
             ("found", self.found),
-            ("named by", self.named_by),
-            ("next", written(self.next_step)),
+            ("named by", hints.named_by),
+            ("next", self.next_step),
         ]
         # A reason may quote several lines of another program's output.
-        reason = "\n  | ".join(map(escaped, written(self.reason).split("\n")))
+        reason = "\n  | ".join(map(escaped, self.reason.split("\n")))
         head = reason if self.subject is None else f"{escaped(self.subject)}: {reason}"
         return "\n".join([head] + [f"  {name:<9} {escaped(text)}" for name, text in rows if text])
 
     @property
     def line(self) -> str:
         """Error and next step, on one line."""
-        reason = written(self.reason)
-        head = reason if self.subject is None else f"{self.subject}: {reason}"
-        named = f" (named by {self.named_by})" if self.named_by else ""
-        return escaped(f"{head}{named}; next: {written(self.next_step)}")
+        head = self.reason if self.subject is None else f"{self.subject}: {self.reason}"
+        named = f" (named by {hints.named_by})" if hints.named_by else ""
+        return escaped(f"{head}{named}; next: {self.next_step}")
 
     def to_json(self) -> dict[str, object]:
         """Return the error as plain values, for ``--json``."""
         return {
             "code": int(self.code),
             "name": self.code.name.lower(),
-            "reason": written(self.reason),
+            "reason": self.reason,
             "subject": self.subject,
             "expected": self.expected,
             "found": self.found,
-            "named_by": self.named_by,
-            "next": written(self.next_step),
+            "named_by": hints.named_by,
+            "next": self.next_step,
         }
 
 

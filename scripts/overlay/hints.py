@@ -18,6 +18,8 @@ COMMAND, WHEEL = "readiness-overlay", "readiness_overlay"
 
 #: Options that name the target of the running command, as the user gave them.
 target: list[str] = []
+#: Environment variable that named the target, if any.
+named_by: str | None = None
 
 _COMMAND = re.compile(r"`(apply|revert|status|verify|doctor|exec|diff)\b([^`]*)`")
 

@@ -43,26 +43,17 @@ def part(
     """
     changes: dict[str, list[FilePatch]] = {}
     for path in paths:
-        for name, file in _file(series, kept, path, upstream(path)):
-            changes.setdefault(name, []).append(file)
+        changed = _changed(series, kept, path, upstream(path))
+        before: set[str] = set()
+        for name in [name for name, _ in series.changes(path) if name in kept]:
+            if hunks := _hunks(changed, before, before | {name}):
+                changes.setdefault(name, []).append(FilePatch(path, hunks))
+            before.add(name)
     return Series(
         Patch(patch.name, patch.header, tuple(sorted(files, key=lambda file: file.path)))
         for patch in series.patches
         if (files := changes.get(patch.name))
     )
-
-
-def _file(
-    series: Series, kept: Collection[str], path: str, data: bytes
-) -> Iterable[tuple[str, FilePatch]]:
-    """Yield each kept patch's name and its change to one file."""
-    changed = _changed(series, kept, path, data)
-    before: set[str] = set()
-    for name in [name for name, _ in series.changes(path) if name in kept]:
-        hunks = _hunks(changed, before, before | {name})
-        before.add(name)
-        if hunks:
-            yield name, FilePatch(path, hunks)
 
 
 def composed(series: Series, path: str, data: bytes) -> tuple[Hunk, ...]:

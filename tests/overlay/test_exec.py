@@ -1,6 +1,7 @@
 """`overlay exec`: verify, then become the command."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,8 +49,7 @@ def test_without_a_command_it_says_how_to_name_one(overlaid: Path, tmp_path: Pat
         command = [*TOOL, "exec", "--site", str(overlaid), *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == Exit.USAGE
-    _, _, line = done.stderr.partition("name it after --: ")
-    assert line.strip().endswith(" -- vllm serve MODEL")
+    (line,) = re.findall("`(.* -- vllm serve MODEL)`$", done.stderr.strip())
     program = tmp_path / "vllm"
     program.write_text('#!/bin/sh\necho served "$@"\n')
     program.chmod(0o755)
