@@ -1,18 +1,21 @@
 """What a message advises is run as it stands, and has to do what the message says."""
 
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from overlay import cli
+from overlay import cli, hints
 from overlay.errors import Exit
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
-from support import mini
+from support import mini, sites
 from support.sites import REPO, UPSTREAM, run, snapshot
 
 LEAVE = "--leave=vllm/v1/two.py"
@@ -147,3 +150,44 @@ def test_a_file_is_left_to_others_beside_what_was_asked_for(site: Path) -> None:
     done = run(verb, "--site", site, *options)
     assert done.returncode == Exit.DONE, line
     assert f"left out: {', '.join(sorted([*THEIR_WORDS, 'closed-grammars']))}" in done.stdout
+
+
+TOOL = f"python3 {REPO}/scripts/overlay"
+STARTS = {
+    "make": "make --no-print-directory --silent verify SITE={site}",
+    "python3": TOOL + " verify --site={site}",
+    "module": "PYTHONPATH=scripts python3 -m overlay verify --site={site}",
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_the_advice_runs_however_it_was_started(site: Path, tmp_path: Path, start: str) -> None:
+    env = {k: v for k, v in os.environ.items() if k not in sites.AMBIENT}
+    env |= {"PATH": f"{Path(sys.executable).parent}:{env['PATH']}"}
+
+    def shell(line: str, where: Path) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            ["bash", "-c", line], cwd=where, env=env, capture_output=True, text=True, check=False
+        )
+
+    line = STARTS[start].format(site=site)
+    (advice,) = re.findall(r"next: run `([^`]+)`", shell(line, REPO).stderr)
+    done = shell(advice, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert run("verify", "--site", site).returncode == Exit.DONE
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("`apply --leave=a`", f"`{TOOL} apply --venv=d --leave=a`"),
+        ("`apply --venv=DIR`", f"`{TOOL} apply --venv=DIR`"),
+        ("omit --extra=", "omit --extra="),
+        ("`patch -p1`", "`patch -p1`"),
+    ],
+)
+def test_commands_are_written_for_the_user(
+    monkeypatch: pytest.MonkeyPatch, text: str, expected: str
+) -> None:
+    monkeypatch.setattr(hints, "target", ["--venv=d"])
+    assert hints.written(text) == expected

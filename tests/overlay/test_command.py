@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,32 +11,11 @@ from pathlib import Path
 import pytest
 from overlay.errors import Exit
 from support import sites
-from support.examples import examples
 from support.sites import small, snapshot
 from support.wheels import ours
 
 ENV = Path(sys.executable).parent
 COMMAND = "readiness-overlay"
-
-#: Kills the process before its change number CUT: an open for writing, a rename, a removal.
-CUT = """
-import os, sys
-
-left = int(os.environ.get("CUT", 0))
-CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "subprocess.Popen"}
-
-
-def hook(event, arguments):
-    global left
-    if event in CHANGES or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), 9)
-
-
-if left:
-    sys.addaudithook(hook)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -164,26 +142,3 @@ def test_from_an_environment_of_its_own_it_takes_the_active_one(
     assert run(*tool, "revert", "--python", venv / "bin" / "python").returncode == Exit.DONE
     again = run(*tool, "verify", "--venv", venv)
     assert f"next: run `{COMMAND} apply --venv={venv}`" in again.stderr
-
-
-@pytest.mark.drawn
-def test_killed_at_any_change_it_carries_on(tmp_path: Path, file: Path) -> None:
-    venv = environment(tmp_path / "venv")
-    (site,) = venv.glob("lib/python3*/site-packages")
-    command = install(venv, file)
-    (site / "sitecustomize.py").write_text(CUT)
-    stock = snapshot(site)
-    killed = 0
-    for at in range(1, 10_000, 150 // examples(1)):
-        done = run(command, "apply", CUT=at)
-        if done.returncode == Exit.DONE:
-            break
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        killed += 1
-        goal = ("apply", "revert") if at % 2 else ("revert",)
-        for name in goal:
-            again = run(command, name)
-            assert again.returncode == Exit.DONE, f"{at}: {again.stderr}"
-        assert snapshot(site) == stock, at
-    assert killed > 3
-    assert run(command, "verify").returncode == Exit.DONE

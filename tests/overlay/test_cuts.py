@@ -18,7 +18,7 @@ from overlay.installation import locate
 from overlay.parts import recognise
 from overlay.source import Overlay
 from overlay.state import State
-from support import mini, mounts, sites
+from support import mini, sites
 from support.faults import Call, calls, cut, digest
 
 
@@ -270,20 +270,3 @@ def test_a_failure_before_the_first_rename_leaves_no_trace(tmp_path: Path) -> No
     assert caught.value.code is Exit.DENIED
     assert "free some space" in caught.value.next_step
     assert sites.snapshot(site, bytecode=True) == before
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system to fill")
-def test_a_disk_that_is_full(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    with mounts.mounted(disk, "-t", "tmpfs", "-o", "size=12m", "tmpfs"):
-        site = sites.small(disk / "site")
-        before = sites.snapshot(site, bytecode=True)
-        (disk / "ballast").write_bytes(b"x" * os.statvfs(disk).f_bavail * 4096)
-        done = sites.run("apply", "--site", site, "--python", sys.executable)
-        assert done.returncode == Exit.DENIED
-        assert "No space left" in done.stderr
-        assert "nothing was written" in done.stderr
-        assert sites.snapshot(site, bytecode=True) == before
-        (disk / "ballast").unlink()
-        assert sites.run("apply", "--site", site, "--python", sys.executable).returncode == 0

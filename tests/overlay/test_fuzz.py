@@ -170,30 +170,18 @@ def test_an_installation(
     capsys.readouterr()
 
 
-def long_hunk(patch: bytes) -> bytes:
-    return patch.replace(b"@@ -", b"@@ -" + DIGITS, 1)
-
-
 def far_hunks(patch: bytes) -> bytes:
     """Whose positions take all memory, if a line is kept for each."""
     far = b"".join(b"@@ -9%05d,0 +9%05d @@\n+x\n" % (n, n + 1) for n in range(2000))
     return patch.partition(b"@@")[0] + far
 
 
-def nul_in_series(listing: bytes) -> bytes:
-    return b"0001-\0.patch\n" + listing
-
-
-def long_series(listing: bytes) -> bytes:
-    return listing * 100_000
-
-
 PATCHES = "patches/0001-all.patch"
 TAMPERED: list[tuple[str, Callable[[bytes], bytes]]] = [
-    (PATCHES, long_hunk),
+    (PATCHES, lambda patch: patch.replace(b"@@ -", b"@@ -" + DIGITS, 1)),
     (PATCHES, far_hunks),
-    (f"patches/{SERIES}", nul_in_series),
-    (f"patches/{SERIES}", long_series),
+    (f"patches/{SERIES}", lambda listing: b"0001-\0.patch\n" + listing),
+    (f"patches/{SERIES}", lambda listing: listing * 100_000),
 ]
 
 

@@ -51,12 +51,65 @@ def test_in_a_virtual_environment(tmp_path: Path, name: str, version: str) -> No
     assert run("verify", env=environment).returncode == Exit.DONE
 
 
-def test_the_named_target_goes_before_the_active_environment(tmp_path: Path) -> None:
-    active = sites.small(venv(tmp_path / "active"))
-    named = sites.small(tmp_path / "named")
-    environment = {"VIRTUAL_ENV": str(tmp_path / "active")}
-    assert run("apply", "--site", named, env=environment).returncode == Exit.DONE
-    assert run("verify", "--site", active).returncode == Exit.PRISTINE
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment, one of conda's, and one without a Python, to be read only."""
+    folder = tmp_path_factory.mktemp("environments")
+    sites.small(venv(folder / "venv"))
+    sites.small(prefix(folder / "conda"))
+    (folder / "conda" / "lib" / "python3.1").symlink_to(VERSION)  # as conda-forge has it
+    (folder / "empty" / "bin").mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("active", "options", "target"),
+    [
+        ({"CONDA_PREFIX": "conda", "CONDA_DEFAULT_ENV": "mine"}, [], "conda"),
+        ({"CONDA_PREFIX": "conda", "CONDA_DEFAULT_ENV": "base"}, [], None),
+        ({"CONDA_PREFIX": "conda", "CONDA_DEFAULT_ENV": "base"}, ["--venv", "conda"], "conda"),
+        ({"CONDA_PREFIX": "empty", "CONDA_DEFAULT_ENV": "mine"}, [], None),
+        ({"VIRTUAL_ENV": "venv"}, [], "venv"),
+        ({"VIRTUAL_ENV": "venv"}, ["--venv", "conda"], "conda"),
+        ({"VIRTUAL_ENV": "venv", "CONDA_PREFIX": "conda", "CONDA_DEFAULT_ENV": "mine"}, [], "venv"),
+        ({"VIRTUAL_ENV": "venv", "CONDA_PREFIX": "conda", "CONDA_DEFAULT_ENV": "base"}, [], "venv"),
+    ],
+)
+def test_the_active_environment_is_the_target_unless_one_is_named(
+    environments: Path, active: dict[str, str], options: list[str], target: str | None
+) -> None:
+    env = active | {n: str(environments / v) for n, v in active.items() if n != "CONDA_DEFAULT_ENV"}
+    done = run("status", "--json", *options, env=env, cwd=environments)
+    report = json.loads(done.stdout)
+    if target is None:
+        assert done.returncode == Exit.USAGE
+        assert "no target is named" in report["error"]["reason"]
+        return
+    assert done.returncode == Exit.DONE
+    assert Path(report["site"]).is_relative_to(environments / target)
+    assert report["interpreter"] == str(environments / target / "bin" / "python")
+
+
+@pytest.mark.parametrize("command", ["apply", "verify"])
+def test_the_variable_of_the_active_environment_is_named_in_a_refusal(
+    tmp_path: Path, command: str
+) -> None:
+    """For a stale one, and for one with a foreign file."""
+    gone = tmp_path / "gone"
+    refused = run(command, env={"VIRTUAL_ENV": str(gone)})
+    assert refused.returncode == Exit.USAGE
+    for part in (f"{gone}: does not exist", "named by", "VIRTUAL_ENV", "or unset VIRTUAL_ENV"):
+        assert part in refused.stderr
+    named = run(command, "--venv", gone, env={"VIRTUAL_ENV": str(gone)})
+    assert "VIRTUAL_ENV" not in named.stderr
+    error = json.loads(run(command, "--json", env={"VIRTUAL_ENV": str(gone)}).stdout)["error"]
+    assert error["named_by"] == "VIRTUAL_ENV"
+    site = sites.small(prefix(tmp_path / "conda"))
+    (site / "vllm" / "envs.py").write_text("")
+    env = {"CONDA_PREFIX": str(tmp_path / "conda"), "CONDA_DEFAULT_ENV": "mine"}
+    foreign = run(command, env=env)
+    assert foreign.returncode == Exit.FOREIGN
+    assert "CONDA_PREFIX" in foreign.stderr
 
 
 def test_in_a_user_site(tmp_path: Path) -> None:

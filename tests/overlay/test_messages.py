@@ -9,7 +9,8 @@ from overlay import cli
 from overlay.errors import Exit
 from overlay.pin import PACKAGE
 from support import sites
-from support.sites import OVERLAY, RELEASE, run
+from support.sites import OVERLAY, RELEASE, run, snapshot
+from vllm.v1.readiness import registry
 
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 MODULE = next(path for path in OVERLAY.added if path.endswith(".py"))
@@ -92,3 +93,35 @@ def test_wrong_arguments_are_a_usage_error(
         cli.main(arguments)
     assert caught.value.code == Exit.USAGE
     assert message in capsys.readouterr().err
+
+
+def findings(site: Path) -> dict[str, str]:
+    """What doctor reports, by its subject; the last of each."""
+    done = run("doctor", "--site", site, "--json")
+    message = json.loads(done.stdout)
+    assert message["code"] == done.returncode
+    return {each["about"]: each["text"] for each in message["findings"]}
+
+
+def test_doctor_says_what_apply_would_do_and_does_nothing(site: Path) -> None:
+    before = snapshot(site)
+    count = len(OVERLAY.targets) + len(OVERLAY.added)
+    found = findings(site)
+    assert found["apply"] == f"of overlay {OVERLAY.pin.overlay} would change {count} files"
+    assert str(site) in found["vLLM"]
+    for device, other in (("GPU", "cpu"), ("CPU", "gpu")):
+        idle = found[f"V1, {device}"].partition(" but ")[2].split(", ")
+        assert idle == sorted(word for word in registry.WORDS.values() if word.device == other)
+    acting = found["V2"].partition(": ")[2].split(", ")
+    assert acting == sorted(word for word in registry.WORDS.values() if word.on_v2)
+    assert snapshot(site) == before
+    run("apply", "--site", site)
+    assert findings(site)["apply"].endswith("has nothing to do")
+
+
+def test_doctor_ends_as_apply_would_and_names_the_file(site: Path) -> None:
+    (site / OVERLAY.targets[0]).write_bytes(b"# mine\n")
+    done = run("doctor", "--site", site)
+    assert done.returncode == run("apply", "--site", site).returncode == Exit.FOREIGN
+    assert OVERLAY.targets[0] in done.stdout.splitlines()[-1]
+    assert done.stderr == ""

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,89 +47,66 @@ def run(command: str, site: Path) -> int:
     return cli.main([command, "--site", str(site), "--force", "--python", sys.executable])
 
 
-@pytest.fixture
-def marked() -> Iterator[Callable[[str, Path], None]]:
-    """Sets a flag, and clears it in the end."""
-    done: list[tuple[str, Path]] = []
-
-    def mark(flag: str, path: Path) -> None:
-        message = subprocess.run(["chattr", f"+{flag}", path], capture_output=True, check=False)
-        if message.returncode:
-            pytest.skip(f"chattr: {message.stderr.decode().strip()}")
-        done.append((flag, path))
-
-    yield mark
-    for flag, path in done:
+@contextmanager
+def flagged(path: Path, flag: str) -> Iterator[None]:
+    """Set a flag of a file or directory; without such flags, skip the test."""
+    done = subprocess.run(["chattr", f"+{flag}", path], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(f"chattr: {done.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
         subprocess.run(["chattr", f"-{flag}", path], check=True)
 
 
 FILES = [ONE, TWO, RECORD, PYC]
 OURS = [f"{PACKAGE}/a.py", f"{PACKAGE}/provenance/VERSION_PIN"]
 FOLDERS = ["vllm", "vllm/v1", "vllm/__pycache__", mini.INFO]
+#: A cache without a file of ours.
+CACHE = "vllm/v1/__pycache__"
+#: What stops even root, the message, and the paths where it does.
+OBSTACLES: dict[str, tuple[Callable[[Path], AbstractContextManager[None]], str, list[str]]] = {
+    "immutable": (partial(flagged, flag="i"), "is immutable", [*FILES, *OURS, *FOLDERS, CACHE]),
+    "append-only": (partial(flagged, flag="a"), "is append-only", [*FILES, *OURS, *FOLDERS]),
+    "mounted": (mounts.bound, "is a mount point", [*FILES, *OURS, PACKAGE]),
+    "read-only": (
+        partial(mounts.bound, read_only=True),
+        "Read-only file system",
+        ["", "vllm", "vllm/v1", mini.INFO],
+    ),
+}
 
 
-def refused(command: str, site: Path, path: str, text: str, capsys: Any) -> None:
-    """The run is refused before anything is written, and names the file or directory."""
-    before = snapshot(site, bytecode=True)
-    capsys.readouterr()
-    for extra in ([], ["--dry-run"]):
-        assert cli.main([command, "--site", str(site), "--force", *extra]) == Exit.DENIED
-        message = capsys.readouterr().err
-        assert f"{site / path}: {text}" in message
-        assert "nothing was written" in message
-    assert snapshot(site, bytecode=True) == before
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may set these flags")
-@pytest.mark.parametrize("path", [*FILES, *OURS, *FOLDERS, PACKAGE])
-@pytest.mark.parametrize(("flag", "word"), [("i", "immutable"), ("a", "append-only")])
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may set these flags, and mount")
+@pytest.mark.parametrize(
+    ("command", "obstacle", "path"),
+    [
+        (command, name, path)
+        for command in ("apply", "revert")
+        for name, case in OBSTACLES.items()
+        for path in case[2]
+        if command == "revert" or not path.startswith(PACKAGE)
+    ],
+)
 def test_what_nobody_may_change_is_found_first(
-    site: Path, path: str, flag: str, word: str, marked: Callable[[str, Path], None], capsys: Any
+    site: Path, command: str, obstacle: str, path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = "apply"
-    if path.startswith(PACKAGE):
-        assert run("apply", site) == Exit.DONE
-        command = "revert"
-    marked(flag, site / path)
-    refused(command, site, path, f"is {word}", capsys)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may set these flags")
-@pytest.mark.parametrize("command", ["apply", "revert"])
-def test_a_cache_without_a_file_of_ours_is_looked_at_too(
-    site: Path, command: str, marked: Callable[[str, Path], None], capsys: Any
-) -> None:
-    if command == "revert":
-        assert cli.main(["apply", "--site", str(site)]) == Exit.DONE
-    cache = site / "vllm" / "v1" / "__pycache__"
-    cache.mkdir()
-    marked("i", cache)
-    refused(command, site, "vllm/v1/__pycache__", "is immutable", capsys)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-@pytest.mark.parametrize("command", ["apply", "revert"])
-@pytest.mark.parametrize("path", ["", "vllm", "vllm/v1", mini.INFO])
-def test_a_mount_to_read_is_found_first(site: Path, path: str, command: str, capsys: Any) -> None:
+    """The run is refused before anything is written, and names the file or directory."""
     if command == "revert":
         assert run("apply", site) == Exit.DONE
-    with mounts.bound(site / path, read_only=True):
+    (site / CACHE).mkdir(exist_ok=True)
+    (site / PYC).touch()
+    put, text, _ = OBSTACLES[obstacle]
+    with put(site / path):
+        before = snapshot(site, bytecode=True)
         for extra in ([], ["--dry-run"]):
             assert cli.main([command, "--site", str(site), "--force", *extra]) == Exit.DENIED
             message = capsys.readouterr().err
-            assert f"{site / path}" in message
-            assert "Read-only file system; nothing was written" in message
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-@pytest.mark.parametrize("path", [*FILES, *OURS, PACKAGE])
-def test_a_mount_is_found_first(site: Path, path: str, capsys: Any) -> None:
-    command = "apply"
-    if path.startswith(PACKAGE):
-        assert run("apply", site) == Exit.DONE
-        command = "revert"
-    with mounts.bound(site / path):
-        refused(command, site, path, "is a mount point", capsys)
+            # A read-only mount is noticed in the first of its directories.
+            assert f"{site / path}{'' if obstacle == 'read-only' else f': {text}'}" in message
+            assert text in message
+            assert "nothing was written" in message
+        assert snapshot(site, bytecode=True) == before
     assert run(command, site) == Exit.DONE
 
 

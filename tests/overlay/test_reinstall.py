@@ -128,12 +128,3 @@ def test_the_line_lays_it_over_after_each_install(
     said = "nothing to do" if project.leaves_alone else "files overlaid"
     project.shell(f"{project.line} | grep '{said}'")
     ends(Exit.DONE)
-
-
-def test_uv_run_installs_and_without_sync_it_does_not(tmp_path: Path) -> None:
-    project = by_uv(tmp_path, CPU)
-    project.install(with_vllm=False)
-    project.require(True)
-    for command, code in (("uv run --no-sync", Exit.ABSENT), ("uv run", Exit.PRISTINE)):
-        project.shell(f"{command} true")
-        assert run("verify", "--venv", project.environment).returncode == code
