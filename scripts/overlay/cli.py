@@ -86,7 +86,6 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
             metavar="SECONDS",
             help="how long to wait for another run (default: %(default)g)",
         )
-        sub.add_argument("--verbose", action="store_true", help="name every file")
     sub = command(every, "status", _status, "show the state of the installation")
     sub.add_argument("--verbose", action="store_true", help="name every file")
     command(
@@ -201,8 +200,6 @@ def _change(
         _say(f"{len(outcome.changed)} files {verb}, digest {inspection.digest[:12]}")
     for note in outcome.notes:
         _say(f"note: {note}")
-    for path in outcome.changed if args.verbose else []:
-        _say(f"  {path}")
     return Exit.DONE
 
 

@@ -7,12 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from overlay.errors import OverlayError, usage
-from overlay.files import STAGED
 from overlay.patches import SERIES, Patch, Series, header_fields
 from overlay.source import EXTRA, Overlay
-
-#: Length of a patch's name in bytes, so that its staged file's is at most NAME_MAX.
-LONGEST = 255 - len(STAGED + EXTRA)
 
 #: Header fields that a user's patch must fill in.
 FIELDS = ("Description", "How", "Bug", "Origin", "Forwarded", "Drop-When")
@@ -47,12 +43,6 @@ def load(directory: Path, overlay: Overlay) -> list[Patch]:
 
 
 def _require_provenance(patch: Patch, file: Path, overlay: Overlay) -> None:
-    if len(patch.name.encode()) > LONGEST:
-        raise usage(
-            "has a name that cannot be installed",
-            f"give it a name of at most {LONGEST} bytes, there and in `series`",
-            file,
-        )
     fields = header_fields(patch.header)
     for field in FIELDS:
         if not fields.get(field):

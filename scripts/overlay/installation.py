@@ -128,7 +128,6 @@ def _in_site(site: Path, interpreter: Path | None) -> Installation:
 
 def _on_path(python: Interpreter, venv: Path | None = None) -> Installation:
     """Return the installation that ``python`` imports; OverlayError if outside the target."""
-    interpreters.refuse_old(python)
     roots, named = ([venv], str(venv)) if venv else (python.own, str(python.executable))
     # Skip unreadable directories, as imports do.
     folders = [p for p in python.path if os.path.isdir(p) and os.access(p, os.R_OK | os.X_OK)]

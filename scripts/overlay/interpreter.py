@@ -151,13 +151,12 @@ def for_directory(site: Path, executable: Path) -> Path:
     """Return the real interpreter behind ``executable``, which the user named for ``site``.
 
     Raises:
-        OverlayError: the version is too old, or differs from the directory's.
+        OverlayError: the version differs from the directory's.
     """
     try:
         asked = ask(executable, "-I", "-S")
     except OverlayError:
         return executable  # Not an error: most reverts compile nothing, and need no interpreter.
-    refuse_old(asked)
     layout = _LAYOUT.search(str(site.absolute())) or _LAYOUT.search(str(site.resolve()))
     wanted = layout[2].removeprefix("python") if layout else asked.version
     if wanted not in (asked.version, "3"):
@@ -167,14 +166,3 @@ def for_directory(site: Path, executable: Path) -> Path:
             asked.executable,
         )
     return asked.executable
-
-
-def refuse_old(asked: Interpreter) -> None:
-    """Raise OverlayError if vLLM does not support the interpreter's version."""
-    major, minor = map(int, asked.version.rstrip("t").split("."))
-    if (major, minor) < (3, 10):
-        raise usage(
-            f"is Python {asked.version}; vLLM needs 3.10 or newer",
-            "name the Python that runs this vLLM",
-            asked.executable,
-        )

@@ -6,14 +6,14 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from overlay.errors import damaged
 
 NAME = "VERSION_PIN"
 
-#: Upstream's checksums, for all versions; a file of the tool, not of the overlay.
-RELEASES = Path(__file__).with_name("RELEASES")
+#: Upstream's checksums of files that only earlier versions of the overlay change.
+EARLIER = {"vllm/__init__.py": "fd3708e5a13abe98c566afd79a6b1987cef70c0548bb19c1218ff6a7f9d43346"}
 
 #: The directory of all files that we add to an installation.
 PACKAGE = "vllm/v1/readiness"
@@ -135,23 +135,6 @@ def loads(text: str, origin: str = NAME) -> Pin:
         raise damaged(f"[release] lacks {', '.join(sorted(missing))}", origin)
     without = tuple(filter(None, facts.get("without", "").split(",")))
     return _consistent(Pin(facts["vllm"], facts["overlay"], **tables, without=without), origin)
-
-
-def releases() -> frozenset[tuple[str, str]]:
-    """Read RELEASES: path and SHA-256 of each upstream file changed by any version.
-
-    Raises:
-        OverlayError: RELEASES is unreadable or malformed.
-    """
-    try:
-        lines = RELEASES.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise damaged(f"cannot be read ({error})", RELEASES) from None
-    rows = [(line, _ENTRY.fullmatch(line)) for line in lines if not line.startswith("#")]
-    for line, entry in rows:
-        if not entry:
-            raise damaged(f"not a line of the format: {line!r}", RELEASES)
-    return frozenset((entry["path"], entry["sha256"]) for _, entry in rows if entry)
 
 
 def _consistent(pin: Pin, origin: str) -> Pin:

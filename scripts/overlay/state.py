@@ -120,9 +120,8 @@ class Inspection:
             overlay = Overlay.installed(self.installation.site)
             if overlay is None or overlay.pin_bytes == self.overlay.pin_bytes:
                 return None
-            pin = (self.overlay.base or self.overlay).pin
-            earlier = {(p, d) for p, d in pins.releases() if p not in pin.upstream}
-            if not earlier.union(pin.upstream.items()).issuperset(overlay.pin.upstream.items()):
+            known = {**pins.EARLIER, **(self.overlay.base or self.overlay).pin.upstream}
+            if not known.items() >= overlay.pin.upstream.items():
                 return None
             installed = inspect(self.installation, overlay)
         except OverlayError:

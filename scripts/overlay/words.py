@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Iterable
 from types import SimpleNamespace
 
-from overlay.errors import usage
 from overlay.patches import FilePatch, Patch, header_fields
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
@@ -23,10 +22,8 @@ def registry(overlay: Overlay) -> SimpleNamespace:
     """Run the runtime's registry of features and fixes, which imports nothing of vLLM.
 
     Raises:
-        OverlayError: the module is missing, or fails its checksum.
+        OverlayError: the module fails its checksum.
     """
-    if MODULE not in overlay.pin.result:
-        raise usage("this overlay has no features and fixes to choose from", "omit --leave")
     names: dict[str, object] = {"__name__": "registry"}
     code = compile(overlay.added_bytes(MODULE), MODULE, "exec", dont_inherit=True)
     exec(code, names)  # noqa: S102 (it is ours, and proven by checksum)

@@ -206,7 +206,6 @@ LISTINGS: dict[str, tuple[str | None, str]] = {
     "twice": (f"{SOME}\n{SOME}\n", "lists a patch twice"),
     "elsewhere": (f"../{SOME}\n", "is not the plain name of a patch"),
     "a comma": ("a,b.patch\n", "is not the plain name of a patch"),
-    "too long": (f"{'n' * 236}.patch\n", "has a name that cannot be installed"),
 }
 #: What is replaced in the patch, once.
 EDITS = {
@@ -225,7 +224,7 @@ def test_what_cannot_be_laid_is_named(site: Path, extra: Path, tmp_path: Path, d
         (folder / "series").unlink()
         if listing is not None:
             (folder / "series").write_text(listing)
-            if listing.strip() in ("a,b.patch", f"{'n' * 236}.patch"):
+            if damage == "a comma":
                 (folder / SOME).rename(folder / listing.strip())
     else:
         old, new, part = EDITS[damage]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from overlay import words
-from overlay.errors import Exit, OverlayError
+from overlay.errors import Exit
 from overlay.install import exclusive, lay_over
 from overlay.installation import locate
 from overlay.parts import derive
@@ -21,7 +21,6 @@ from overlay.patches import FilePatch, Hunk, Series
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
 from overlay.state import inspect
-from support import mini
 from support.sites import OVERLAY, UPSTREAM, run, small, snapshot
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import identity, switch
@@ -345,8 +344,3 @@ def test_a_part_that_keeps_what_needs_the_rest_is_not_believed(site: Path) -> No
     with exclusive(site, 0) as lock:
         lay_over(inspect(locate(site=str(site)), laid), lock)
     assert run("verify", "--site", site).returncode == Exit.FOREIGN
-
-
-def test_an_overlay_without_the_module_of_words_has_no_parts(tmp_path: Path) -> None:
-    with pytest.raises(OverlayError, match="no features and fixes to choose from"):
-        words.registry(mini.overlay(tmp_path))

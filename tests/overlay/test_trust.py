@@ -13,7 +13,7 @@ import pytest
 from overlay import cli
 from overlay import pin as pins
 from overlay.commands import Options
-from overlay.errors import Exit, OverlayError
+from overlay.errors import Exit
 from overlay.installation import locate
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
@@ -48,12 +48,10 @@ def test_a_file_that_only_an_earlier_version_changed_is_given_back(
     site = mini.overlaid(
         tmp_path, pristine, {**mini.OVERLAID, LOGGER: b"import logging  # changed\n"}
     )
-    assert cli.main(["revert", "--site", str(site)]) == Exit.FOREIGN
-    table = tmp_path / "RELEASES"
-    table.write_text(f"{sha256(EVIL)}  {LOGGER}\n")
-    monkeypatch.setattr(pins, "RELEASES", table)
-    assert cli.main(["revert", "--site", str(site)]) == Exit.FOREIGN
-    table.write_text(f"{sha256(THEIRS)}  {LOGGER}\n")
+    for known in ({}, {LOGGER: sha256(EVIL)}):
+        monkeypatch.setattr(pins, "EARLIER", known)
+        assert cli.main(["revert", "--site", str(site)]) == Exit.FOREIGN
+    monkeypatch.setattr(pins, "EARLIER", {LOGGER: sha256(THEIRS)})
     assert cli.main(["revert", "--site", str(site)]) == Exit.DONE
     assert snapshot(site) == snapshot(mini.install(tmp_path / "fresh", pristine))
 
@@ -81,18 +79,6 @@ def test_a_record_does_not_reach_out_of_the_package(
     for command in ("revert", "apply"):
         assert cli.main([command, "--site", str(site)]) == Exit.FOREIGN
     assert snapshot(tmp_path) == before
-
-
-def test_the_table_of_releases_is_read_strictly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pins, "RELEASES", tmp_path / "RELEASES")
-    for text in (None, "[other]\n", f"{sha256(b'')} vllm/x.py\n"):
-        if text is not None:
-            pins.RELEASES.write_text(text)
-        with pytest.raises(OverlayError) as caught:
-            pins.releases()
-        assert caught.value.code is Exit.FAULT
 
 
 def a_pipe(path: Path) -> None:

@@ -88,7 +88,7 @@ def test_the_archive_is_the_same_from_the_same_commit(
         assert readme.read() == b"$Format:%H$ $Id$\n"
     assert modes["scripts/program"] == 0o755
     assert modes["VERSION_PIN"] == modes["LICENSE"] == 0o644
-    assert {"scripts/overlay/__main__.py", "scripts/overlay/RELEASES"} < set(modes)
+    assert {"scripts/overlay/__main__.py", "scripts/overlay/pin.py"} < set(modes)
     assert {f"vendor_overlay/{path}" for path in OVERLAY.targets} < set(modes)
     left_out = ("tests", "patches/untracked", ".gitattributes")
     assert not [name for name in modes if name.startswith(left_out)]
