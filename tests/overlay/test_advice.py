@@ -16,11 +16,10 @@ from overlay.errors import Exit
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
 from support import mini, sites
-from support.sites import REPO, UPSTREAM, run, snapshot
+from support.sites import REPO, run, snapshot
 
 LEAVE = "--leave=vllm/v1/two.py"
 ONE = "vllm/one.py"
-THEIRS = "vllm/v1/engine/output_processor.py"
 
 
 def nothing(site: Path) -> None:
@@ -134,22 +133,6 @@ def test_the_advice_does_what_it_says(
         assert cli.main(["verify", "--site", str(again), *asked]) == Exit.DONE
     assert "apply" in {words[0] for words in commands}, text
     assert reverts is (" revert --site=" in text)
-
-
-#: The features and fixes that change that file.
-THEIR_WORDS = ("aborted-parents", "cached-prompt-logprobs", "logprobs", "stop-strings")
-
-
-def test_a_file_is_left_to_others_beside_what_was_asked_for(site: Path) -> None:
-    (site / THEIRS).write_bytes((UPSTREAM / THEIRS).read_bytes() + b"# theirs\n")
-    for command in ("apply", "verify"):
-        refused = run(command, "--site", site, "--leave=vllm/v1/core/sched/utils.py")
-        assert refused.returncode == Exit.FOREIGN
-        (line,) = re.findall(r"leave this file out: (`[^`]+`)", refused.stderr)
-    ((verb, *options),) = advised(line, site)
-    done = run(verb, "--site", site, *options)
-    assert done.returncode == Exit.DONE, line
-    assert f"left out: {', '.join(sorted([*THEIR_WORDS, 'closed-grammars']))}" in done.stdout
 
 
 TOOL = f"python3 {REPO}/scripts/overlay"

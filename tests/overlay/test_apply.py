@@ -303,8 +303,7 @@ def test_an_interpreter_that_cannot_compile_is_refused(site: Path, tmp_path: Pat
         (r"printf '\377' >&2; exit 1", Exit.USAGE, "cannot compile"),
         ("kill -9 $$", Exit.USAGE, "exit status -9"),
     ):
-        broken.write_text(f"#!/bin/sh\n{script}\n")
-        broken.chmod(0o755)
+        sites.script(broken, script)
         refused = run("apply", "--site", site, "--python", broken)
         assert refused.returncode == code
         assert message in refused.stderr
@@ -339,11 +338,11 @@ def test_an_interpreter_that_compiles_holds_the_lock_of_a_killed_run(
     site: Path, tmp_path: Path
 ) -> None:
     """Until it ends, because it writes files."""
-    python, fifo = tmp_path / "python", tmp_path / "fifo"
+    fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     wait = f"kill -9 $PPID; read line < {fifo}"
-    python.write_text(f'#!/bin/sh\ncase "$*" in *py_compile*) {wait};; esac\nexit 3\n')
-    python.chmod(0o755)
+    text = f'case "$*" in *py_compile*) {wait};; esac\nexit 3'
+    python = sites.script(tmp_path / "python", text)
     killed = run("apply", "--site", site, "--python", python, cwd=tmp_path)
     try:
         assert killed.returncode == -signal.SIGKILL
@@ -411,25 +410,10 @@ def test_a_server_of_another_environment_is_left_alone(site: Path) -> None:
             child.kill()
 
 
-def test_one_digest_for_one_state(tmp_path: Path) -> None:
-    first, second = (sites.small(tmp_path / name) for name in ("first", "second"))
-    digests = [report(first)["digest"]]
-    for change in (
-        lambda site: run("apply", "--site", site),
-        lambda site: (site / MODULE).write_text("# another\n"),
-    ):
-        assert report(second)["digest"] == digests[-1]
-        change(first)
-        assert report(first)["digest"] not in digests
-        change(second)
-        digests.append(report(first)["digest"])
-
-
 def test_revert_asks_nothing_of_an_interpreter_that_it_does_not_need(site: Path) -> None:
     assert run("apply", "--site", site).returncode == Exit.DONE
-    (site.parent / "python").write_text("#!/bin/sh\nexit 3\n")
-    (site.parent / "python").chmod(0o755)
-    done = run("revert", "--site", site, "--python", site.parent / "python")
+    python = sites.script(site.parent / "python", "exit 3")
+    done = run("revert", "--site", site, "--python", python)
     assert done.returncode == Exit.DONE, done.stderr
 
 

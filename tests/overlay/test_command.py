@@ -71,9 +71,7 @@ def test_it_patches_the_environment_that_it_runs_from(tmp_path: Path, file: Path
     assert run(command, "verify", "--venv", other).returncode == Exit.PRISTINE
     status = run(command, "status").stdout
     assert f"uninstalling {COMMAND} leaves the overlay on: `{COMMAND} revert` first" in status
-    program = venv / "bin" / "vllm"
-    program.write_text('#!/bin/sh\necho served "$@"\n')
-    program.chmod(0o755)
+    sites.script(venv / "bin" / "vllm", 'echo served "$@"')
     served = run(command, "exec", "--", "vllm", "serve", "MODEL")
     assert (served.stdout, served.stderr) == ("served serve MODEL\n", "")
     assert run(command, "revert").returncode == Exit.DONE

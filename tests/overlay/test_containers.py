@@ -20,6 +20,7 @@ from support import images
 from support.checkouts import checkout, git
 from support.images import Images
 from support.sites import INFO, OVERLAY, RELEASE, REPO, UPSTREAM, run_package
+from support.wheels import LOAD
 
 REFUSED = images.refused()
 pytestmark = [
@@ -39,14 +40,6 @@ STOCK = {
     "reinstalled": Exit.PRISTINE,
     "copied-over": Exit.PARTIAL,
 }
-#: Imports a module by its path.
-LOAD = """
-import importlib.util as util, sys
-spec = util.spec_from_file_location("version", sys.argv[1])
-module = util.module_from_spec(spec)
-spec.loader.exec_module(module)
-print(module.__version__)
-"""
 #: Users of a container, as uid:gid; OpenShift takes any uid, in group 0.
 USERS = {"root": "0:0", "non-root": "2000:2000", "arbitrary uid": "1234567890:0"}
 
@@ -231,20 +224,7 @@ def test_two_builds_give_the_same_layers(machine: Machine) -> None:
         storage.build("staged", dockerfile(STAGED, "python"), machine.context, *staged)
         digests.append({name: storage.configuration(name) for name in ("simple", "staged")})
     assert digests[0] == digests[1]
-
-    assert uses_bytecode(storage, machine)
-
-
-def test_without_a_date_the_builder_s_times_spoil_the_bytecode(machine: Machine) -> None:
-    storage = machine.storage("dated")
-    text = dockerfile(SIMPLE, "vllm")
-    storage.build("simple", text, machine.context, "--timestamp", EPOCH)
-    assert not uses_bytecode(storage, machine)
-
-
-def uses_bytecode(storage: Images, machine: Machine) -> bool:
-    """Whether Python takes the bytecode of one of our modules in the page's first image."""
     module = f"/{machine.site}/{PACKAGE}/version.py"
     done = storage.run("simple", "-v", "-c", LOAD, module, entrypoint=["python3"], read_only=True)
     assert done.stdout.strip() == OVERLAY.pin.overlay
-    return f"matches {module}" in done.stderr
+    assert f"matches {module}" in done.stderr, "its bytecode is not used"

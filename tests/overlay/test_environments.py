@@ -72,18 +72,14 @@ def tool(*target: object) -> Attempt:
     return lambda command: run(*words(command, *target), cwd="/").returncode
 
 
-@contextmanager
-def by_venv(folder: Path) -> Iterator[Attempt]:
-    sites.venv(folder / "venv")
-    install_vllm("--python", folder / "venv" / "bin" / "python")
-    yield tool("--venv", folder / "venv")
+def made(*command: str) -> Callable[[Path], AbstractContextManager[Attempt]]:
+    @contextmanager
+    def make(folder: Path) -> Iterator[Attempt]:
+        install(*command, folder / "venv")
+        install_vllm("--python", folder / "venv" / "bin" / "python")
+        yield tool("--venv", folder / "venv")
 
-
-@contextmanager
-def by_uv(folder: Path) -> Iterator[Attempt]:
-    install("uv", "venv", "--python", sys.executable, folder / "venv")
-    install_vllm("--python", folder / "venv" / "bin" / "python")
-    yield tool("--venv", folder / "venv")
+    return make
 
 
 @contextmanager
@@ -192,8 +188,8 @@ def not_root(owner: bool, overlaid: bool) -> Callable[[Path], AbstractContextMan
 
 
 ENVIRONMENTS = {
-    "a virtual environment of `venv`": by_venv,
-    "a virtual environment of `uv venv`": by_uv,
+    "a virtual environment of `venv`": made(sys.executable, "-m", "venv", "--without-pip"),
+    "a virtual environment of `uv venv`": made("uv", "venv", "--python", sys.executable),
     "a conda environment": by_conda,
     "Debian's or Ubuntu's Python (`--break-system-packages`)": by_debian,
     "a user's packages (`pip install --user`)": by_user,

@@ -12,7 +12,7 @@ import pytest
 from overlay import cli
 from overlay.errors import Exit
 from support import mini
-from support.sites import REPO, run
+from support.sites import REPO, run, script
 
 TOOL = [sys.executable, str(REPO / "scripts" / "overlay")]
 SHOW = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read(), os.environ.get('A'))"
@@ -50,9 +50,7 @@ def test_without_a_command_it_says_how_to_name_one(overlaid: Path, tmp_path: Pat
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == Exit.USAGE
     (line,) = re.findall("`(.* -- vllm serve MODEL)`$", done.stderr.strip())
-    program = tmp_path / "vllm"
-    program.write_text('#!/bin/sh\necho served "$@"\n')
-    program.chmod(0o755)
+    script(tmp_path / "vllm", 'echo served "$@"')
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     served = subprocess.check_output(line, shell=True, text=True, cwd=tmp_path, env=env)
     assert served == "served serve MODEL\n"
@@ -91,21 +89,14 @@ def test_a_command_that_cannot_be_started_is_named(overlaid: Path, command: str)
     assert f"{command}: cannot be started: " in err
 
 
-def program(folder: Path, name: str, text: str, mode: int = 0o755) -> Path:
-    folder.mkdir(exist_ok=True)
-    file = folder / name
-    file.write_text(text)
-    file.chmod(mode)
-    return file
-
-
 @pytest.mark.parametrize("interpreter", ["/nonexistent/python", "/usr/bin/env -S nonexistent"])
 def test_the_first_command_on_path_is_started_or_none(
     overlaid: Path, tmp_path: Path, interpreter: str
 ) -> None:
     """A dead one is not passed over for that of another environment."""
-    dead = program(tmp_path / "first", "serve", f"#!{interpreter}\n")
-    program(tmp_path / "second", "serve", f"#!/bin/sh\ntouch {tmp_path / 'started'}\n")
+    dead = script(tmp_path / "first" / "serve", "")
+    dead.write_text(f"#!{interpreter}\n")
+    script(tmp_path / "second" / "serve", f"touch {tmp_path / 'started'}")
     path = f"{dead.parent}:{tmp_path / 'second'}:{os.environ['PATH']}"
     child = execute(overlaid, "serve", env=os.environ | {"PATH": path})
     _, err = child.communicate()
@@ -118,11 +109,12 @@ def test_the_first_command_on_path_is_started_or_none(
 
 
 def test_what_is_no_command_is_passed_over_as_a_shell_does(overlaid: Path, tmp_path: Path) -> None:
-    data = program(tmp_path / "first", "serve", "data", 0o644)
+    data = script(tmp_path / "first" / "serve", "data")
+    data.chmod(0o644)
     (tmp_path / "folder" / "serve").mkdir(parents=True)
     (tmp_path / "link").mkdir()
     (tmp_path / "link" / "serve").symlink_to("nowhere")
-    good = program(tmp_path / "second", "serve", "#!/bin/sh\necho started\n")
+    good = script(tmp_path / "second" / "serve", "echo started")
     folders = [tmp_path / "none", data.parent, tmp_path / "folder", tmp_path / "link", good.parent]
     path = ":".join(map(str, folders))
     shell = subprocess.run(
@@ -134,10 +126,9 @@ def test_what_is_no_command_is_passed_over_as_a_shell_does(overlaid: Path, tmp_p
 
 def test_a_command_of_the_verified_environment_goes_before_path(tmp_path: Path, site: Path) -> None:
     assert run("apply", "--site", site, "--force").returncode == Exit.DONE
-    python = tmp_path / "own" / "python"
-    program(python.parent, "serve", "#!/bin/sh\necho own\n")
+    python = script(tmp_path / "own" / "serve", "echo own").with_name("python")
     python.symlink_to(sys.executable)
-    program(tmp_path / "first", "serve", "#!/bin/sh\necho other\n")
+    script(tmp_path / "first" / "serve", "echo other")
     env = os.environ | {"PATH": f"{tmp_path / 'first'}:{os.environ['PATH']}"}
     for flags, output in (((), "other\n"), (("--python", str(python)), "own\n")):
         assert execute(site, "serve", flags=flags, env=env).communicate() == (output, "")

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +50,17 @@ def marked(path: str, text: str) -> bytes:
     return re.sub(imports, rb"\1  " + comment, whole(path)) + comment + b"\n"
 
 
-def patch_of(folder: Path, files: dict[str, bytes], **stated: str) -> Path:
+def patch_of(folder: Path, files: dict[str, bytes], before: Callable[[str], bytes] = whole) -> Path:
     """A directory with a patch, as `make import-patch` writes it, and as its user completes it."""
     diff = folder.parent / "some.diff"
     diff.write_bytes(
-        b"".join(mini.unified(path, whole(path), data, 3) for path, data in files.items())
+        b"".join(mini.unified(path, before(path), data, 3) for path, data in files.items())
     )
     upstream = from_installation(locate(site=str(UPSTREAM)), OVERLAY)
     made = import_patch(OVERLAY, upstream, diff, folder, dry_run=False)
     assert made.left_out == []
     text = made.file.read_text()
-    for name, value in (STATED | stated).items():
+    for name, value in STATED.items():
         text = text.replace(f"\n{name}:\n", f"\n{name}: {value}\n")
     made.file.write_text(text)
     return folder
@@ -139,17 +139,9 @@ def test_a_difference_from_what_is_installed_is_reported(
 
 
 def test_several_patches_build_on_one_another(site: Path, tmp_path: Path) -> None:
-    folder = patch_of(tmp_path / "extra", {RUNNER: marked(RUNNER, "one")})
     first = marked(RUNNER, "one")
-    diff = tmp_path / "some.diff"
-    diff.write_bytes(mini.unified(RUNNER, first, first.replace(b"# one", b"# two"), 3))
-    upstream = from_installation(locate(site=str(UPSTREAM)), OVERLAY)
-    made = import_patch(OVERLAY, upstream, diff, folder, dry_run=False)
-    assert made.file.name == "0002-some.patch"
-    text = made.file.read_text()
-    for name, value in STATED.items():
-        text = text.replace(f"\n{name}:\n", f"\n{name}: {value}\n")
-    made.file.write_text(text)
+    folder = patch_of(tmp_path / "extra", {RUNNER: first})
+    patch_of(folder, {RUNNER: first.replace(b"# one", b"# two")}, lambda _: first)
     part = "--leave=vllm/v1/worker/block_table.py"
     assert run("apply", "--site", site, "--extra", folder, part).returncode == Exit.DONE
     laid = (site / RUNNER).read_bytes()

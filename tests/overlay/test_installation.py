@@ -11,7 +11,7 @@ import pytest
 from overlay.errors import Exit, OverlayError
 from overlay.installation import Installation, locate
 from support import sites
-from support.sites import INFO, RELEASE, VERSION, prefix, run, venv
+from support.sites import INFO, RELEASE, VERSION, prefix, run, script, venv
 
 
 def refused(code: Exit, *parts: str, **target: str) -> OverlayError:
@@ -254,7 +254,7 @@ def test_an_environment_may_be_named_by_a_link_but_not_lead_out_by_one(tmp_path:
     assert locate(site=str(site)).site == tmp_path / "shared"
 
 
-SHIM = """#!/bin/sh
+SHIM = """
 version=$(cat .python-version 2>/dev/null) || version={default}
 exec {versions}/$version/bin/python "$@"
 """
@@ -265,9 +265,7 @@ def test_a_shim_answers_for_the_current_directory(
 ) -> None:
     """As pyenv's do. Nothing in that directory is imported."""
     local, default = (sites.small(venv(tmp_path / name)) for name in ("local", "default"))
-    shim = tmp_path / "python"
-    shim.write_text(SHIM.format(versions=tmp_path, default="default"))
-    shim.chmod(0o755)
+    shim = script(tmp_path / "python", SHIM.format(versions=tmp_path, default="default"))
     project = sites.small(tmp_path / "project")
     (project / ".python-version").write_text("local\n")
     for module in ("json", "os", "site", "py_compile"):
@@ -292,9 +290,8 @@ def test_an_interpreter_that_says_more_than_it_is_asked(tmp_path: Path, end: str
     site = sites.small(venv(tmp_path / "venv"))
     say = f"import atexit; print('hello', end='{end}'); atexit.register(print, '[1]', end='{end}')"
     (site / "hello.pth").write_text(f"{say}\n")
-    wrapper = tmp_path / "python"
-    wrapper.write_text(f'#!/bin/sh\necho welcome\nexec {tmp_path}/venv/bin/python "$@"\n')
-    wrapper.chmod(0o755)
+    text = f'echo welcome\nexec {tmp_path}/venv/bin/python "$@"'
+    wrapper = script(tmp_path / "python", text)
     for python in (tmp_path / "venv" / "bin" / "python", wrapper):
         assert locate(python=str(python)) == locate(venv=str(tmp_path / "venv"))
     assert run("apply", "--site", site, "--python", wrapper).returncode == Exit.DONE
@@ -348,11 +345,9 @@ def test_a_relative_path_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert locate(site=".") == locate(site=str(site))
 
 
-@pytest.mark.parametrize("script", ["echo 5", r"printf '\377'", "echo '[[3,12],7]'"])
-def test_an_interpreter_that_answers_nonsense(tmp_path: Path, script: str) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\n{script}\n")
-    python.chmod(0o755)
+@pytest.mark.parametrize("text", ["echo 5", r"printf '\377'", "echo '[[3,12],7]'"])
+def test_an_interpreter_that_answers_nonsense(tmp_path: Path, text: str) -> None:
+    python = script(tmp_path / "python", text)
     refused(Exit.USAGE, "does not run as a Python", python=str(python))
 
 

@@ -210,12 +210,15 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
 
 
 def test_several_files_of_somebody_else_s_are_left_by_one_command(site: Path) -> None:
+    """Beside the file that was asked for."""
     paths = [THEIRS, "vllm/v1/sample/metadata.py", "vllm/v1/structured_output/__init__.py"]
     for path in paths:
         (site / path).write_text("# mine\n")
-    refused = run("apply", "--site", site).stderr
-    (options,) = (line for line in refused.splitlines() if line.startswith("  next"))
-    named = options.rpartition(" apply ")[2].rstrip("`").split()
+    for command in ("apply", "verify"):
+        refused = run(command, "--site", site, "--leave=vllm/v1/core/sched/utils.py").stderr
+        (advice,) = re.findall(r"leave this file out: `([^`]+)`", refused)
+    named = advice.rpartition(" apply ")[2].split()
+    assert "--leave=vllm/v1/core/sched/utils.py" in named
     assert run("apply", *named).returncode == Exit.DONE
     assert {(site / path).read_text() for path in paths} == {"# mine\n"}
     (site / FRAME).write_text("# mine\n")

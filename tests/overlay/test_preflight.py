@@ -78,9 +78,7 @@ def image(tmp_path: Path) -> tuple[Path, Path]:
     """An environment whose `vllm` prints its arguments, and its site-packages."""
     folder = tmp_path / "image"
     site = sites.small(venv(folder))
-    vllm = folder / "bin" / "vllm"
-    vllm.write_text('#!/bin/sh\necho "serves: $*"\n')
-    vllm.chmod(0o755)
+    sites.script(folder / "bin" / "vllm", 'echo "serves: $*"')
     return folder, site
 
 

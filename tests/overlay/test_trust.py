@@ -81,10 +81,6 @@ def test_a_record_does_not_reach_out_of_the_package(
     assert snapshot(tmp_path) == before
 
 
-def a_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def a_socket(path: Path) -> None:
     folder = os.open(path.parent, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as server:
@@ -95,10 +91,6 @@ def a_socket(path: Path) -> None:
 
 def a_device(path: Path) -> None:
     path.symlink_to("/dev/zero")
-
-
-def a_directory(path: Path) -> None:
-    path.mkdir()
 
 
 def a_huge_file(path: Path) -> None:
@@ -115,7 +107,7 @@ PLACES = [
     f"{mini.INFO}/RECORD",
     "vllm/__pycache__/one.cpython-399.pyc",
 ]
-ODD = [a_socket, a_device, a_directory, a_huge_file]
+ODD = [a_socket, a_device, Path.mkdir, a_huge_file]
 COMMANDS = """
 import sys
 from pathlib import Path
@@ -131,7 +123,7 @@ for command in sys.argv[4:]:
 
 @pytest.mark.parametrize(
     ("place", "put"),
-    [*((place, a_pipe) for place in PLACES), *itertools.product([PLACES[0], PLACES[-3]], ODD)],
+    [*((place, os.mkfifo) for place in PLACES), *itertools.product([PLACES[0], PLACES[-3]], ODD)],
 )
 def test_nothing_is_waited_for_that_is_no_plain_file(
     tmp_path: Path, ours: Overlay, place: str, put: Callable[[Path], None]
@@ -145,7 +137,7 @@ def test_nothing_is_waited_for_that_is_no_plain_file(
     assert sorted((str(path), path.lstat().st_mtime_ns) for path in site.rglob("*")) == before
 
 
-@pytest.mark.parametrize("put", [a_pipe, a_huge_file])
+@pytest.mark.parametrize("put", [os.mkfifo, a_huge_file])
 @pytest.mark.parametrize("name", ["METADATA", "RECORD", "direct_url.json", "_version.py"])
 def test_nothing_is_waited_for_that_is_only_shown(
     tmp_path: Path, ours: Overlay, name: str, put: Callable[[Path], None]
@@ -168,7 +160,7 @@ def foreign(site: Path, overlay: Overlay, *commands: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("put", [a_pipe, a_directory, lambda path: path.symlink_to("nowhere")])
+@pytest.mark.parametrize("put", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("nowhere")])
 @pytest.mark.parametrize("command", ["status", "apply", "revert"])
 @pytest.mark.parametrize("older", [True, False])
 def test_a_record_that_is_no_file_is_not_to_be_moved_away(

@@ -11,7 +11,7 @@ import pytest
 from overlay.errors import Exit
 from overlay.pin import PACKAGE, sha256
 from support.sites import OVERLAY, RELEASE, run, small, snapshot
-from support.wheels import wheel
+from support.wheels import LOAD, wheel
 
 ENV = Path(sys.executable).parent
 
@@ -138,15 +138,6 @@ def pythons() -> list[Any]:
         pytest.param(path, id=version, marks=pytest.mark.slow if path != sys.executable else ())
         for version, path in paths.items()
     ]
-
-
-LOAD = """
-import importlib.util as util, sys
-spec = util.spec_from_file_location("version", sys.argv[1])
-module = util.module_from_spec(spec)
-spec.loader.exec_module(module)
-print(module.__version__)
-"""
 
 
 @pytest.mark.parametrize("python", pythons())

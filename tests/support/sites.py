@@ -48,6 +48,14 @@ def venv(folder: Path, *options: str, python: str = sys.executable) -> Path:
     return site
 
 
+def script(file: Path, text: str) -> Path:
+    """Write a program of the shell. Returns: its file."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return file
+
+
 def prefix(folder: Path) -> Path:
     """Make a Python that is no virtual environment, as conda does. Returns: its site-packages.
 

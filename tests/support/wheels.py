@@ -9,6 +9,14 @@ from series.wheel import wheel as build
 from support.sites import OVERLAY, REPO
 
 FOLDER = REPO / "build" / "wheels"
+#: Imports a module by its path.
+LOAD = """
+import importlib.util as util, sys
+spec = util.spec_from_file_location("version", sys.argv[1])
+module = util.module_from_spec(spec)
+spec.loader.exec_module(module)
+print(module.__version__)
+"""
 
 
 def wheel(requirement: str) -> Path:
