@@ -38,8 +38,6 @@ except switch.VariableError as error:
     problem = str(error)
 os.write(1, {MARK!r} + json.dumps(problem).encode() + b"\\n")
 """
-#: Variables that change an engine started from this shell.
-_VARIABLES = ("VLLM_READINESS", "VLLM_USE_V2_MODEL_RUNNER")
 #: Choice of the whole overlay.
 WHOLE = Choice()
 
@@ -253,7 +251,6 @@ def diagnose(
     python = installation.interpreter
     found = [("vLLM", f"{installation.title} in {installation.site}")]
     found.append(("Python", str(python) if python else "none found: name one with --python"))
-    found += [("set here", f"{v}={os.environ[v]}") for v in _VARIABLES if v in os.environ]
     processes = list(serving(installation)) or ["no visible process"]
     found += [("serving", process) for process in processes]
     found += _acting(overlay)

@@ -116,8 +116,8 @@ def odd(status: os.stat_result) -> str | None:
     return "a directory" if stat.S_ISDIR(status.st_mode) else "a special file"
 
 
-def read(path: Path) -> bytes:
-    """Read a regular file; links are followed.
+def read(path: Path, size: int = -1) -> bytes:
+    """Read a regular file, or its first ``size`` bytes; links are followed.
 
     Raises:
         OSError: also for a pipe, a device, a directory, or a file larger than :data:`LARGEST`.
@@ -125,14 +125,13 @@ def read(path: Path) -> bytes:
     _require_regular(path, path.stat())  # Opening a device may have side effects.
     with open(path, "rb", opener=_open_without_blocking) as file:
         _require_regular(path, os.fstat(file.fileno()))
-        return file.read()
+        return file.read(size)
 
 
 def head(path: Path, size: int) -> bytes:
     """Read the first ``size`` bytes of a regular file; empty if unreadable."""
     try:
-        with open(path, "rb", opener=_open_without_blocking) as file:
-            return file.read(size) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+        return read(path, size)
     except OSError:
         return b""
 

@@ -23,9 +23,9 @@ from overlay.files import (
 )
 from overlay.pin import PACKAGE
 from overlay.processes import refuse_serving
-from overlay.source import PROVENANCE
+from overlay.source import PIN, PROVENANCE
 from overlay.staging import Staging
-from overlay.state import PIN, Inspection, State
+from overlay.state import Inspection, State
 
 
 @contextmanager

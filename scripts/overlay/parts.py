@@ -14,7 +14,7 @@ from overlay.installation import Installation
 from overlay.patches import SERIES, Patch, Series, dumps
 from overlay.pin import sha256
 from overlay.refusal import UNKNOWN, options, refusal
-from overlay.source import EXTRA, PROVENANCE, Overlay
+from overlay.source import EXTRA, PIN, PROVENANCE, Overlay
 from overlay.state import Inspection, State, inspect
 
 _PATCHES = f"{PROVENANCE}/patches"
@@ -193,7 +193,7 @@ def derive(
         without=tuple(sorted(without)),
     )
     data = pin.dumps(by="`apply`, of a part or with patches of the user's own").encode()
-    return Overlay(base.root, pin, data, series, {**files, f"{PROVENANCE}/VERSION_PIN": data}, base)
+    return Overlay(base.root, pin, data, series, {**files, PIN: data}, base)
 
 
 def _dependent(base: Overlay, error: merge.DependentError) -> OverlayError:

@@ -11,8 +11,8 @@ from overlay import record
 from overlay.errors import Exit, OverlayError
 from overlay.files import read
 from overlay.patches import split_lines
-from overlay.source import MARK, PROVENANCE, Overlay
-from overlay.state import LINES, PIN, ROWS, FileState, Inspection, State
+from overlay.source import MARK, PIN, PROVENANCE, Overlay
+from overlay.state import LINES, ROWS, FileState, Inspection, State
 from overlay.words import leaving, words_of
 
 #: Placeholder for an unknown directory of extra patches.

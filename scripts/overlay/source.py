@@ -14,6 +14,8 @@ from overlay.pin import PACKAGE, Pin, sha256
 
 #: The directory of the pin and the patches in an installation.
 PROVENANCE = f"{PACKAGE}/provenance"
+#: Path of the pin in an installation.
+PIN = f"{PROVENANCE}/{pins.NAME}"
 
 #: Text of a comment at the top of each changed file, in every version of the overlay.
 MARK = b"vllm-readiness-overlay"
@@ -105,7 +107,7 @@ class Overlay:
     @property
     def added(self) -> list[str]:
         """Files that the overlay adds, including the pin, sorted."""
-        return sorted([*self.pin.added, f"{PROVENANCE}/{pins.NAME}"])
+        return sorted([*self.pin.added, PIN])
 
     @property
     def extra(self) -> list[Patch]:
@@ -122,9 +124,7 @@ class Overlay:
 
     def digest_of(self, path: str) -> str:
         """Return the SHA-256 of ``path`` in an overlaid installation."""
-        if path == f"{PROVENANCE}/{pins.NAME}":
-            return sha256(self.pin_bytes)
-        return self.pin.result[path]
+        return sha256(self.pin_bytes) if path == PIN else self.pin.result[path]
 
     def origin_of(self, path: str) -> Path:
         """Return the path of an added file in this copy of the overlay."""

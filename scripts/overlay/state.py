@@ -15,10 +15,8 @@ from overlay.errors import OverlayError, denied
 from overlay.files import STAGED, head, odd, read, staged_in
 from overlay.installation import Installation
 from overlay.pin import PACKAGE, sha256
-from overlay.source import MARK, PROVENANCE, Overlay
+from overlay.source import MARK, PIN, PROVENANCE, Overlay
 
-#: Path of the pin in an installation.
-PIN = f"{PROVENANCE}/{pins.NAME}"
 #: Descriptions of traces of a version without provenance.
 LINES = "lines of another version of the overlay"
 ROWS = "rows of another version of the overlay"
