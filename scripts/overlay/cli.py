@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -315,11 +315,8 @@ def _print_json(
     inspection = outcome.inspection
     installation, installed = inspection.installation, inspection.by_installed
     laid = (installed or inspection).overlay
-    report = {
-        "host": platform.node(),
-        "command": args.command,
+    facts = {
         "dry_run": args.dry_run,
-        "code": int(problem.code if problem else Exit.DONE),
         "site": str(installation.site),
         "distribution": installation.distribution,
         "version": installation.version,
@@ -340,24 +337,24 @@ def _print_json(
         "stale": inspection.stale,
         "changed": outcome.changed,
         "notes": outcome.notes,
-        "error": problem and problem.to_json(),
     }
-    print(json.dumps(report))
+    _print_facts(args, facts, problem)
+
+
+def _print_facts(
+    args: argparse.Namespace, facts: Mapping[str, object], error: OverlayError | None
+) -> None:
+    code = int(error.code if error else Exit.DONE)
+    report = {"host": platform.node(), "command": args.command, "code": code, **facts}
+    print(json.dumps({**report, "error": error and error.to_json()}))
 
 
 def _fail(args: argparse.Namespace, error: OverlayError) -> int:
     # In a container this line may be the whole log.
     brief = args.command in ("verify", "exec")
     if args.json:
-        report = {
-            "host": platform.node(),
-            "command": args.command,
-            "code": int(error.code),
-            "error": error.to_json(),
-        }
-        if error.code is Exit.ABSENT:
-            report["state"] = State.ABSENT.value
-        print(json.dumps(report))
+        absent = error.code is Exit.ABSENT
+        _print_facts(args, {"state": State.ABSENT.value} if absent else {}, error)
     if brief or not args.json:
         text = error.line if brief else error
         print(f"{args.program} {args.command}: {text}", file=sys.stderr)

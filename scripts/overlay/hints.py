@@ -36,12 +36,11 @@ def program() -> str:
     return shlex.join(["python3", str(HOME / "scripts" / "overlay")])
 
 
-def command(verb: str, rest: str = "") -> str:
-    """Return the command line of a command on the present target; ``rest`` are more options."""
-    named = [] if re.search(r"--(venv|site|python)\b", rest) else target
-    return " ".join([program(), verb, *map(shlex.quote, named)]) + rest
-
-
 def written(text: str) -> str:
     """Return a message with commands as the user writes them."""
-    return _COMMAND.sub(lambda part: f"`{command(part[1], part[2])}`", text)
+
+    def command(part: re.Match[str]) -> str:
+        named = [] if re.search(r"--(venv|site|python)\b", part[2]) else target
+        return f"`{' '.join([program(), part[1], *map(shlex.quote, named)])}{part[2]}`"
+
+    return _COMMAND.sub(command, text)

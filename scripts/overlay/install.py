@@ -144,7 +144,7 @@ def _stage_ours(inspection: Inspection, staging: Staging, lock: int) -> list[lis
     new = {path: inspection.overlaid(path) for path in targets}
     new |= {path: overlay.added_bytes(path) for path in overlay.added}
     for path in targets:
-        staging.replacement(site / path, new[path], inspection.file(path).data)
+        staging.file(site / path, new[path], inspection.file(path).data)
     permissions = traits(site / overlay.targets[0]).permissions
     for path in [path for path in (pin, *ours) if path in lacking]:
         staging.directory((site / path).parent)
@@ -158,7 +158,7 @@ def _stage_ours(inspection: Inspection, staging: Staging, lock: int) -> list[lis
         rows = [record.row(path, new[path]) for path in overlay.added]
         rows += [f"{path},,".encode() for path in compiled if path.startswith(f"{PACKAGE}/")]
         data = record.overlay(inspection.record_bytes, inspection.changed_rows, rows)
-        staging.replacement(file, data, inspection.record_bytes)
+        staging.file(file, data, inspection.record_bytes)
     # The pin and the patches come first, then the modules: no seam may exist without the module
     # that it calls, and no file without the provenance that reverts it.
     groups = [[site / path for path in group if path in lacking] for group in ([pin], ours)]
@@ -171,12 +171,12 @@ def _stage_upstreams(inspection: Inspection, staging: Staging, lock: int) -> lis
     targets = [path for path in overlay.targets if inspection.file(path).state is State.OVERLAID]
     old = {path: inspection.pristine(path) for path in targets}
     for path in targets:
-        staging.replacement(site / path, old[path], inspection.file(path).data)
+        staging.file(site / path, old[path], inspection.file(path).data)
     pycs, last = [], []
     if file := inspection.installation.record:
         last = [file]
         data = record.restore(inspection.record_bytes, inspection.changed_rows)
-        staging.replacement(file, data, inspection.record_bytes)
+        staging.file(file, data, inspection.record_bytes)
         # Compile only the modules whose bytecode RECORD lists: the installer compiled them.
         modules = [
             path

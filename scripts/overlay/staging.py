@@ -54,17 +54,16 @@ class Staging:
                 error.filename = error.filename.replace(STAGED, "")
             raise denied(error, _CARRY_ON if self.begun else "nothing was written") from None
 
-    def replacement(self, final: Path, data: bytes, expected: bytes | None) -> None:
-        """Stage ``data`` as the replacement of ``final``, with its traits.
+    def file(
+        self, final: Path, data: bytes, expected: bytes | None, like: Traits | None = None
+    ) -> None:
+        """Stage a file with the traits ``like``, by default those of the file that it replaces.
 
-        ``expected`` holds the present bytes, which :meth:`commit` checks. Raises OSError as
-        :func:`~overlay.files.write` does.
+        ``expected`` holds the present bytes, which :meth:`commit` checks; None if there must be no
+        file. Raises OSError as :func:`~overlay.files.write` does.
         """
-        self._like[final] = traits(final)
-        self.file(final, data, expected, self._like[final])
-
-    def file(self, final: Path, data: bytes, expected: bytes | None, like: Traits) -> None:
-        """Stage a file with the traits ``like``; ``expected`` is None if it must not exist."""
+        if like is None:
+            like = self._like[final] = traits(final)
         self._expected[final] = expected
         self._folders.add(final.parent)
         write(staged_path(final), data, like)

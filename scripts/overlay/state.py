@@ -293,14 +293,10 @@ def _foreign_bytecode(site: Path, overlay: Overlay) -> list[FileState]:
 
 
 def _inspect_leftovers(inspection: Inspection) -> None:
-    site, overlay = inspection.installation.site, inspection.overlay
-    # An interrupted run may have staged another part of the overlay.
-    folders = {(site / path).parent for path in (overlay.base or overlay).targets}
-    folders |= {folder / "__pycache__" for folder in folders} | {(site / PACKAGE).parent}
-    if inspection.installation.record:
-        folders.add(inspection.installation.record.parent)
-    staged = {path for folder in folders for path in staged_in(folder)}
-    staged.update((site / PACKAGE).rglob(f"{STAGED}*"))
+    site, record_file = inspection.installation.site, inspection.installation.record
+    # An interrupted run may have staged another part or version of the overlay.
+    staged = [*(site / "vllm").rglob(f"{STAGED}*")]
+    staged += staged_in(record_file.parent) if record_file else []
     inspection.leftovers += sorted(str(path.relative_to(site)) for path in staged)
     added = [f for f in inspection.files if f.path.startswith(PACKAGE + "/")]
     if os.path.lexists(site / PACKAGE) and all(f.state is State.PRISTINE for f in added):
@@ -346,18 +342,10 @@ def _inspect_others(inspection: Inspection) -> None:
     site = inspection.installation.site
     listed = record.paths(inspection.record_bytes) if inspection.record else None
     ours = inspection.paths
-    for folder, folders, names in os.walk(site / "vllm"):
-        relative = os.path.relpath(folder, site)
-        if relative == PACKAGE:
-            folders.clear()
+    for file in sorted((site / "vllm").rglob("*.py")):
+        path = str(file.relative_to(site))
+        if path in ours or path.startswith(PACKAGE + "/") or file.name.startswith(STAGED):
             continue
-        for name in (*folders, *names):
-            path = f"{relative}/{name}"
-            if name.startswith(STAGED) and path not in inspection.leftovers:
-                inspection.leftovers.insert(0, path)  # our own directory is removed last
-        for path in sorted(f"{relative}/{name}" for name in names if name.endswith(".py")):
-            if path in ours or (listed is not None and path not in listed):
-                continue
-            lines = head(site / path, _TOP).splitlines()
-            if any(line.startswith(b"#") and MARK in line for line in lines):
-                inspection.files.append(_foreign(path, LINES))
+        lines = head(file, _TOP).splitlines() if listed is None or path in listed else []
+        if any(line.startswith(b"#") and MARK in line for line in lines):
+            inspection.files.append(_foreign(path, LINES))

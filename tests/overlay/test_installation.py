@@ -53,7 +53,7 @@ def test_in_a_virtual_environment(tmp_path: Path, name: str, version: str) -> No
 
 @pytest.fixture(scope="module")
 def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment, one of conda's, and one without a Python, to be read only."""
+    """A virtual environment, one of conda's, and one without a Python; tests only read them."""
     folder = tmp_path_factory.mktemp("environments")
     sites.small(venv(folder / "venv"))
     sites.small(prefix(folder / "conda"))
@@ -139,6 +139,9 @@ def test_in_a_target_directory_without_metadata(tmp_path: Path) -> None:
     shutil.rmtree(site / INFO)
     before = sites.snapshot(site)
     assert locate(site=str(site)) == Installation(site, None, RELEASE, None, None)
+    left = site / "vllm" / ".readiness-overlay-envs.py"  # by a run that was killed
+    left.write_bytes(b"# Changed by vllm-readiness-overlay.\n")
+    assert run("status", "--site", site).returncode == Exit.PARTIAL
     applied = run("apply", "--site", site)
     assert applied.returncode == Exit.DONE
     assert "there is no RECORD" in applied.stdout

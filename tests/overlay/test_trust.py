@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from overlay import cli
 from overlay import pin as pins
-from overlay.commands import Options
 from overlay.errors import Exit
 from overlay.installation import locate
 from overlay.pin import PACKAGE, sha256
@@ -21,7 +20,6 @@ from overlay.state import inspect
 from support import mini
 from support.sites import REPO, snapshot
 
-NOW = Options(force=True, wait=5)
 LOGGER = "vllm/logger.py"
 THEIRS = b"import logging\n"
 EVIL = b"import evil\n"
