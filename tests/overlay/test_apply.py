@@ -21,21 +21,15 @@ from overlay.interpreter import MARK
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
 from support import mini, mounts, sites
-from support.sites import OVERLAY, run, snapshot
+from support.sites import OVERLAY, run, snapshot, status
 
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 #: One of the modules that are added.
 MODULE = next(path for path in OVERLAY.added if path.endswith(".py"))
 
 
-def report(site: Path) -> dict[str, object]:
-    """The report of ``status --json``."""
-    message: dict[str, object] = json.loads(run("status", "--site", site, "--json").stdout)
-    return message
-
-
 def twice(command: str, site: Path) -> None:
-    """Run a command, and again, which must change nothing."""
+    """Run a command twice; the second run must change nothing."""
     states = []
     for said in ("files ", "nothing to do"):
         done = run(command, "--site", site, "--python", sys.executable)
@@ -48,19 +42,19 @@ def twice(command: str, site: Path) -> None:
 def test_apply_then_revert_gives_every_byte_back(site: Path) -> None:
     before = snapshot(site)
     twice("apply", site)
-    assert report(site)["state"] == "overlaid"
+    assert status(site)["state"] == "overlaid"
     assert run("verify", "--site", site).returncode == Exit.DONE
     for path in [*OVERLAY.targets, *OVERLAY.added]:
         assert sha256((site / path).read_bytes()) == OVERLAY.digest_of(path)
         if path.endswith(".py"):
             head = Path(importlib.util.cache_from_source(str(site / path))).read_bytes()[:16]
-            status = (site / path).stat()
+            source = (site / path).stat()
             assert head[:4] == importlib.util.MAGIC_NUMBER
-            assert int.from_bytes(head[8:12], "little") == int(status.st_mtime)
-            assert int.from_bytes(head[12:], "little") == status.st_size
+            assert int.from_bytes(head[8:12], "little") == int(source.st_mtime)
+            assert int.from_bytes(head[12:], "little") == source.st_size
     twice("revert", site)
     assert snapshot(site) == before
-    assert report(site)["state"] == "pristine"
+    assert status(site)["state"] == "pristine"
     assert not [name for name in snapshot(site, bytecode=True) if "readiness" in name]
 
 
@@ -152,7 +146,7 @@ def test_a_foreign_file_is_refused_and_named(site: Path, damage: Callable[[Path]
 
 
 def test_what_is_known_of_an_edit_is_told_and_it_survives(site: Path) -> None:
-    """The stand-in for a patcher's comment; no upstream file that we change has one."""
+    """No upstream file that the overlay changes has a comment that names a patcher."""
     assert not [p for p in OVERLAY.targets if list(refusal._marks((site / p).read_bytes()))]
     (site / RUNNER).write_bytes((site / RUNNER).read_bytes() + b"# patched by another program\n")
     before = snapshot(site)
@@ -203,7 +197,7 @@ def test_a_partial_installation_is_named_and_completed(site: Path, loss: str, co
         record.write_text("".join(row for row in rows if not row.startswith(MODULE)))
     else:
         (site / loss).unlink()
-    assert report(site)["state"] == "partial"
+    assert status(site)["state"] == "partial"
     assert run("status", "--site", site).returncode == Exit.PARTIAL
     assert run("verify", "--site", site).returncode == Exit.PARTIAL
     assert run(command, "--site", site).returncode == Exit.DONE
@@ -219,10 +213,10 @@ def test_an_interpreter_imports_what_is_there(site: Path) -> None:
         trusted = Path(importlib.util.cache_from_source(str(module)))
         other = trusted.with_name("gpu_model_runner.cpython-399.opt-2.pyc")
         shutil.copy(trusted, other)
-        assert report(site)["stale"] == []
+        assert status(site)["stale"] == []
         assert run(command, "--site", site, "--python", sys.executable).returncode == Exit.DONE
         assert not other.exists()
-        assert report(site)["state"] == state
+        assert status(site)["state"] == state
         if command == "apply":
             code = Path(importlib.util.cache_from_source(str(module)))
             names = marshal.loads(code.read_bytes()[16:]).co_names
@@ -246,11 +240,11 @@ def test_bytecode_trusted_unread_is_reported_and_mended(
     # Python compares bytecode of this kind with its source.
     checked = stale.with_name(stale.name.replace("cpython", "other"))
     checked.write_bytes(kept[:4] + b"\3\0\0\0" + kept[8:])
-    before = report(site)
+    before = status(site)
     assert before["state"] == "partial"
     assert before["stale"] == [str(stale)]
     assert run("apply", "--site", site, "--python", sys.executable).returncode == Exit.DONE
-    assert report(site)["state"] == "overlaid"
+    assert status(site)["state"] == "overlaid"
     assert not stale.exists() if prefixed else stale.read_bytes() != kept
 
 

@@ -152,7 +152,7 @@ def case(request: pytest.FixtureRequest, scratch: Path, usual_umask: None) -> Ca
             scratch / "other", {path: mini.PRISTINE[path]}, {path: mini.OVERLAID[path]}
         )
         older = mini.install(scratch / "older")
-        commands.apply(locate(site=str(older)), one, Options(force=True))
+        mini.lay(one, older)
     if files in ("part", "part of whole", "extra"):
         overlay = mini.worded(scratch / "overlay")
         choice = ["--leave=vllm/v1/two.py"]
@@ -160,7 +160,7 @@ def case(request: pytest.FixtureRequest, scratch: Path, usual_umask: None) -> Ca
             choice.append(f"--extra={mini.extra(scratch / 'extra')}")
         if files == "part of whole":
             older = mini.install(scratch / "older")
-            commands.apply(locate(site=str(older)), overlay, Options(force=True))
+            mini.lay(overlay, older)
         site = mini.install(scratch / "site")
         case = Case(scratch, site, overlay, python, step, older, choice)
         # Until the extra patch is on disk, nothing tells what was chosen.

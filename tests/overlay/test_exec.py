@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -32,10 +31,12 @@ def execute(site: Path, *command: str, flags: tuple[str, ...] = (), **options: A
 
 
 def test_the_command_takes_the_process_its_streams_and_its_arguments(overlaid: Path) -> None:
+    """Signals and the exit code are therefore the command's."""
     arguments = ("--json", "--venv", "x y", "--", "*")
     child = execute(
         overlaid,
         *(sys.executable, "-c", SHOW, *arguments),
+        flags=("--json",),
         stdin=subprocess.PIPE,
         env=os.environ | {"A": "b"},
     )
@@ -54,25 +55,6 @@ def test_without_a_command_it_says_how_to_name_one(overlaid: Path, tmp_path: Pat
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     served = subprocess.check_output(line, shell=True, text=True, cwd=tmp_path, env=env)
     assert served == "served serve MODEL\n"
-
-
-@pytest.mark.parametrize("code", [0, 7, 250])
-def test_the_exit_code_is_the_command_s(overlaid: Path, code: int) -> None:
-    child = execute(overlaid, "sh", "-c", f"exit {code}", flags=("--json",))
-    assert child.communicate() == ("", "")
-    assert child.returncode == code
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_reach_the_command(overlaid: Path, number: signal.Signals) -> None:
-    trap = "import signal, sys, time\n"
-    trap += f"signal.signal({int(number)}, lambda *_: sys.exit(42))\n"
-    trap += "print('ready', flush=True); time.sleep(60)"
-    child = execute(overlaid, sys.executable, "-c", trap)
-    assert child.stdout.readline() == "ready\n"
-    child.send_signal(number)
-    child.communicate(timeout=30)
-    assert child.returncode == 42
 
 
 def test_no_signal_is_ignored_that_was_not(overlaid: Path) -> None:

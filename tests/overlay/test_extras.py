@@ -1,12 +1,10 @@
 """`apply --extra`: patches of the user's own, behind the series or a part of it."""
 
-import json
 import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from overlay import cli
@@ -19,7 +17,7 @@ from series.importing import import_patch
 from series.upstream import from_installation
 from support import mini
 from support.checkouts import make
-from support.sites import OVERLAY, RELEASE, UPSTREAM, run, snapshot
+from support.sites import OVERLAY, RELEASE, UPSTREAM, run, snapshot, status
 
 #: Files that our patches change: one that has many, one that a single word serves; and another.
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
@@ -71,10 +69,6 @@ def extra(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A patch of two files."""
     folder = tmp_path_factory.mktemp("mine") / "extra"
     return patch_of(folder, {path: marked(path, "mine") for path in (RUNNER, WORKER)})
-
-
-def status(site: Path) -> Any:
-    return json.loads(run("status", "--site", site, "--json").stdout)
 
 
 @pytest.mark.parametrize("part", [[], [PART]])

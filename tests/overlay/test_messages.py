@@ -54,8 +54,7 @@ def test_the_first_foreign_file_is_named_and_the_others_are_counted(site: Path) 
 
 
 def test_another_release_is_refused_unless_its_files_are_the_same(site: Path) -> None:
-    metadata = site / sites.INFO / "METADATA"
-    metadata.write_text(metadata.read_text().replace(f"\nVersion: {RELEASE}", "\nVersion: 99.1"))
+    sites.state_version(site, "99.1")
     assert run("apply", "--site", site, "--dry-run").returncode == Exit.DONE
     (site / RUNNER).write_text("")
     for command in ("apply", "verify"):

@@ -1,15 +1,13 @@
 """An installation of a newer overlay, which changes a file that this version does not know."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from overlay import cli, commands
+from overlay import cli
 from overlay import pin as pins
-from overlay.commands import Options
 from overlay.errors import Exit
 from overlay.installation import locate
 from overlay.patches import Series
@@ -23,7 +21,6 @@ from support.sites import OVERLAY, UPSTREAM, run, snapshot
 PROVENANCE = f"{PACKAGE}/provenance"
 PIN = f"{PROVENANCE}/{pins.NAME}"
 LOGGER = "vllm/logger.py"
-NOW = Options(force=True, wait=5)
 MARK = b"# Changed by vllm-readiness-overlay. The patches in vllm/v1/readiness/provenance/patches\n"
 COMMANDS: Sequence[Sequence[str]] = (
     ["status"],
@@ -77,10 +74,6 @@ def newer(tmp_path: Path) -> Overlay:
     return newer_than(OVERLAY, tmp_path / "newer")
 
 
-def lay(overlay: Overlay, site: Path) -> None:
-    commands.apply(locate(site=str(site)), overlay, NOW)
-
-
 def said(site: Path, command: Sequence[str], code: Exit = Exit.FOREIGN) -> str:
     """The output of a command that must end with ``code`` and change nothing."""
     before = snapshot(site)
@@ -95,7 +88,7 @@ def said(site: Path, command: Sequence[str], code: Exit = Exit.FOREIGN) -> str:
 def test_every_command_names_it_and_says_how_it_comes_off(
     stock: Path, newer: Overlay, command: Sequence[str]
 ) -> None:
-    lay(newer, stock)
+    mini.lay(newer, stock)
     text = said(stock, command)
     assert "overlay 0.99.0" in text
     for part in ("revert with overlay 0.99.0", "reinstall vllm"):
@@ -136,21 +129,20 @@ def test_its_lines_are_not_taken_for_upstream_s_after_its_record_is_gone(
     stock: Path, newer: Overlay, move: Callable[[Path], None]
 ) -> None:
     """Somebody has moved files away, as earlier versions of this tool told them to."""
-    lay(newer, stock)
+    mini.lay(newer, stock)
     move(stock)
     for command in COMMANDS:
         text = said(stock, command)
         assert "reinstall vllm" in text, command
         assert "pristine\n" not in text.splitlines()[0] + "\n"
-    state = json.loads(run("status", "--site", stock, "--json").stdout)["state"]
-    assert state == State.FOREIGN.value
+    assert sites.status(stock)["state"] == State.FOREIGN.value
 
 
 def test_rows_of_another_version_in_record_are_not_taken_for_the_installer_s(
     stock: Path, newer: Overlay
 ) -> None:
     """Upstream's files are back, by hand, and RECORD is not."""
-    lay(newer, stock)
+    mini.lay(newer, stock)
     shutil.rmtree(stock / PACKAGE)
     for path in newer.targets:
         shutil.copy(UPSTREAM / path, stock / path)
@@ -184,7 +176,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 def test_a_pin_that_cannot_be_read_is_not_to_be_moved_away(
     stock: Path, newer: Overlay, damage: str
 ) -> None:
-    lay(newer, stock)
+    mini.lay(newer, stock)
     (stock / PIN).write_bytes(DAMAGES[damage]((stock / PIN).read_bytes()))
     for command in COMMANDS:
         text = said(stock, command)
@@ -195,31 +187,14 @@ def test_a_pin_that_cannot_be_read_is_not_to_be_moved_away(
 
 @pytest.mark.parametrize("installed", [OVERLAY.pin.release, "99.1"])
 def test_the_release_that_it_is_for_is_named(stock: Path, tmp_path: Path, installed: str) -> None:
-    lay(newer_than(OVERLAY, tmp_path / "newer", "99.1"), stock)
-    metadata = stock / sites.INFO / "METADATA"
-    metadata.write_text(
-        metadata.read_text().replace(f"\nVersion: {OVERLAY.pin.release}", f"\nVersion: {installed}")
-    )
+    mini.lay(newer_than(OVERLAY, tmp_path / "newer", "99.1"), stock)
+    sites.state_version(stock, installed)
     code = Exit.RELEASE if installed == "99.1" else Exit.FOREIGN
     for command in COMMANDS:
         text = said(stock, command, code)
         assert "overlay 0.99.0, which is for vLLM 99.1" in text, command
         assert "revert with overlay 0.99.0" in text
         assert "move" not in text.replace("removed", "")
-
-
-def test_a_newer_one_that_changes_only_known_files_is_replaced(
-    tmp_path: Path, ours: Overlay, capsys: pytest.CaptureFixture[str]
-) -> None:
-    newer = mini.overlay(tmp_path / "newer", version="0.0.10")
-    site = mini.install(tmp_path / "site")
-    before = snapshot(site)
-    lay(newer, site)
-    assert cli.main(["status", "--site", str(site)]) == Exit.FOREIGN
-    assert "overlaid by overlay 0.0.10\n" in capsys.readouterr().out
-    assert cli.main(["apply", "--site", str(site)]) == Exit.DONE
-    assert cli.main(["revert", "--site", str(site)]) == Exit.DONE
-    assert snapshot(site) == before
 
 
 def test_what_a_killed_apply_of_it_staged_is_found(tmp_path: Path, ours: Overlay) -> None:

@@ -64,7 +64,7 @@ OURS = [f"{PACKAGE}/a.py", f"{PACKAGE}/provenance/VERSION_PIN"]
 FOLDERS = ["vllm", "vllm/v1", "vllm/__pycache__", mini.INFO]
 #: A cache without a file of ours.
 CACHE = "vllm/v1/__pycache__"
-#: What stops even root, the message, and the paths where it does.
+#: Obstacles to root; for each the message about it, and the paths that it is tried on.
 OBSTACLES: dict[str, tuple[Callable[[Path], AbstractContextManager[None]], str, list[str]]] = {
     "immutable": (partial(flagged, flag="i"), "is immutable", [*FILES, *OURS, *FOLDERS, CACHE]),
     "append-only": (partial(flagged, flag="a"), "is append-only", [*FILES, *OURS, *FOLDERS]),

@@ -149,7 +149,7 @@ def test_names_cannot_fake_a_report(tmp_path: Path) -> None:
         assert "\\x1b[2J" in printed
         assert printed.replace("\n", "").isprintable()
         assert printed.count("\n  overlaid  vllm/envs.py") == ("--verbose" in arguments)
-    exact = json.loads(run("status", "--site", site, "--json").stdout)
+    exact = sites.status(site)
     assert str(stranger.relative_to(site)) in [file["path"] for file in exact["files"]]
     assert exact["distribution"] == "vllm\x1b]0;\x07"
     stranger.unlink()

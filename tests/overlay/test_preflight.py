@@ -42,9 +42,7 @@ def bring(site: Path, state: str) -> None:
     if state in ("foreign", "another release"):
         target.write_bytes(upstream + b"# mine\n")
     if state == "another release":
-        metadata = site / sites.INFO / "METADATA"
-        text = metadata.read_text().replace(f"\nVersion: {sites.RELEASE}\n", "\nVersion: 99.1\n")
-        metadata.write_text(text)
+        sites.state_version(site, "99.1")
     if state == "absent":
         shutil.rmtree(site / "vllm")
         shutil.rmtree(site / sites.INFO)

@@ -172,7 +172,7 @@ def test_every_version_is_recognised_and_taken_off(tmp_path: Path) -> None:
         packed = subprocess.run(command, cwd=REPO, capture_output=True, check=True).stdout
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             archive.extractall(tmp_path / "other", filter="data")
-        commands.apply(installation, Overlay.load(tmp_path / "other"), Options(force=True))
+        mini.lay(Overlay.load(tmp_path / "other"), site)
         assert inspect(installation, OVERLAY).installed_version == version
         commands.revert(installation, OVERLAY, Options(force=True))
         assert snapshot(site) == before

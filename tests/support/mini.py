@@ -135,6 +135,11 @@ def install(site: Path, pristine: Mapping[str, bytes] = PRISTINE) -> Path:
     return site
 
 
+def lay(overlay: Overlay, site: Path) -> None:
+    """Apply an overlay."""
+    commands.apply(locate(site=str(site)), overlay, Options(force=True))
+
+
 def overlaid(
     folder: Path,
     pristine: Mapping[str, bytes] = PRISTINE,
@@ -142,9 +147,8 @@ def overlaid(
     ours: Mapping[str, bytes] = OURS,
 ) -> Path:
     """Install the synthetic vLLM, and lay a version 0.0.1 of an overlay over it."""
-    other = overlay(folder / "other", pristine, overlaid, ours)
     site = install(folder / "site", pristine)
-    commands.apply(locate(site=str(site)), other, Options(force=True))
+    lay(overlay(folder / "other", pristine, overlaid, ours), site)
     return site
 
 

@@ -1,6 +1,7 @@
 """Installations to work on, made from the real vLLM of the shared environment."""
 
 import io
+import json
 import os
 import shutil
 import stat
@@ -48,8 +49,15 @@ def venv(folder: Path, *options: str, python: str = sys.executable) -> Path:
     return site
 
 
+def state_version(site: Path, version: str) -> None:
+    """Write another version of vLLM into the metadata of an installation."""
+    metadata = site / INFO / "METADATA"
+    text = metadata.read_text()
+    metadata.write_text(text.replace(f"\nVersion: {RELEASE}\n", f"\nVersion: {version}\n"))
+
+
 def script(file: Path, text: str) -> Path:
-    """Write a program of the shell. Returns: its file."""
+    """Write a shell script. Returns: its path."""
     file.parent.mkdir(exist_ok=True)
     file.write_text(f"#!/bin/sh\n{text}\n")
     file.chmod(0o755)
@@ -145,6 +153,11 @@ def run(
         stream.seek(0)
         printed.append(stream.read())
     return subprocess.CompletedProcess(command, code, *printed)
+
+
+def status(site: Path) -> Any:
+    """Return the report of ``status --json``."""
+    return json.loads(run("status", "--site", site, "--json").stdout)
 
 
 def run_package(
