@@ -181,7 +181,7 @@ class TestReports:
     def test_of_a_request_that_loads_and_sends(
         self, side: str, asynchronous: bool, first: str
     ) -> None:
-        """Its blocks are kept until both are reported."""
+        """Its blocks are kept until both are reported, also if the first is reported twice."""
         kinds = {"finished_recving", "finished_sending"}
         loop = Transfers(side, asynchronous=asynchronous)
         loop.late = True
@@ -192,6 +192,10 @@ class TestReports:
         loop.report(first, name)
         loop.run(3)
         assert (name in loop.scheduler.requests) == (side == "ours")
+        if side == "ours":
+            loop.report(first, name)
+            loop.run(3)
+            assert name in loop.scheduler.requests
         (last,) = kinds - {first}
         loop.report(last, name)
         if side != "ours":
@@ -217,11 +221,20 @@ class TestReports:
 
     @MODES
     @KINDS
+    @pytest.mark.parametrize("reused", [False, True])
     def test_of_either_kind_frees_blocks_that_were_not_loaded(
-        self, side: str, asynchronous: bool, kind: str
+        self, side: str, asynchronous: bool, kind: str, reused: bool
     ) -> None:
+        """The request's id may be that of an earlier request, whose blocks were loaded."""
         loop = Transfers(side, asynchronous=asynchronous)
+        if reused:
+            loop.load(prompt(22, -50), 2, 4, later=True)
+            loop.run(8)
+            assert not loop.scheduler.requests
+            assert loop.connector.taken == {"1": 1}
+            loop.added.clear()
         name = loop.load(prompt(9), 2, 0)
+        assert name == "1"
         loop.connector.sends.add(name)
         loop.run(6)
         assert loop.held() == 3
@@ -325,6 +338,27 @@ class TestProducer:
         loop.scheduler._preempt_request(request, 0.0)
         assert len(outputs(loop)) == 1
         assert [*request.output_token_ids] == [token(name, 0)]
+        if side == "ours":  # without in-flight output, the request is forgotten
+            assert not vars(loop.scheduler)["readiness_transfers"].preempted
+
+    def test_an_output_that_upstream_discards_drops_no_later_output(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A reset of the prefix cache preempts a request, which is preempted again once resumed."""
+        monkeypatch.setenv(switch.NAME, "-preemption")  # else nothing is left to discard
+        loop = Transfers("ours", 3, caching=False)
+        name = loop.load(prompt(9), 8, 0)
+        request = loop.scheduler.requests[name]
+        request.sampling_params.stop_token_ids = [7]
+        loop.step()
+        loop.queue[0][1].sampled_token_ids[0] = [7]
+        loop.scheduler.reset_prefix_cache(True)
+        assert request.async_tokens_to_discard == 1
+        loop.step()
+        loop.scheduler.running.remove(request)
+        loop.scheduler._preempt_request(request, 0.0)
+        assert not outputs(loop)
+        assert [output.new_token_ids for output in outputs(loop)] == [[token(name, 0)]]
 
 
 def outputs(loop: Transfers) -> list[Any]:
