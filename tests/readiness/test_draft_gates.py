@@ -13,8 +13,6 @@ import pytest
 import torch
 from support import modules
 from support.scheduling import make_scheduler, speculative_config
-from vllm.model_executor import custom_op
-from vllm.utils import torch_utils
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
 from vllm.v1.kv_cache_interface import MambaSpec
@@ -89,20 +87,9 @@ KERNELS: dict[str, Any] = {
 }
 
 
-def layers(side: str) -> Any:
-    """Import upstream's layer, or ours, which registers the same operators."""
-    if side == "pinned":
-        return modules.pristine(LAYER)
-    with (
-        mock.patch.dict(custom_op.op_registry, clear=True),
-        mock.patch.object(torch_utils, "direct_register_custom_op"),
-    ):
-        return modules.overlaid(LAYER)
-
-
 def wrong_tokens(side: str, rows: list[Row]) -> list[int]:
     """Run a step; return the tokens that are not computed with their own gates."""
-    module, built = layers(side), metadata_of(rows)
+    module, built = modules.of_side(side)(LAYER), metadata_of(rows)
     drawn = torch.Generator().manual_seed(1)
     count = built.num_actual_tokens
     values, a, b = (

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -42,12 +43,30 @@ def overlaid(path: str) -> Any:
     file.write_bytes(source)
     # In upstream's package, so that its relative imports work.
     package, _, stem = _name(path).rpartition(".")
-    module = _load(f"{package}.overlaid_{stem}", file)
+    with _unregistered(path):
+        module = _load(f"{package}.overlaid_{stem}", file)
     if path == INPUT_BATCH:  # it imports upstream's, which lack our fields
         own: Any = module
         own.SamplingMetadata = overlaid(METADATA).SamplingMetadata
         own.MultiGroupBlockTable = overlaid(BLOCK_TABLE).MultiGroupBlockTable
     return module
+
+
+@contextmanager
+def _unregistered(path: str) -> Iterator[None]:
+    """Keep a layer from registering the operators that upstream's layer has registered."""
+    if not path.startswith("vllm/model_executor/"):
+        yield
+        return
+    pristine(path)  # and what it imports, which registers operators of its own
+    from vllm.model_executor import custom_op
+    from vllm.utils import torch_utils
+
+    with (
+        mock.patch.dict(custom_op.op_registry, clear=True),
+        mock.patch.object(torch_utils, "direct_register_custom_op"),
+    ):
+        yield
 
 
 def of_side(side: str) -> Any:
