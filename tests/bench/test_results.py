@@ -111,6 +111,14 @@ def test_a_problem_of_one_slice_refuses_the_ratios_of_its_group() -> None:
     assert "| other | tokens/s | overlaid/stock | 375.0 | 125.0 | 3.000 ? |" in text
 
 
+@pytest.mark.parametrize("time", [0.0, -5e-6])
+def test_a_time_that_is_not_above_0_has_no_ratio(time: float) -> None:
+    of = pairs(2.0, 2.0, figure="TPOT p50")
+    of[0]["figures"]["stock"]["TPOT p50"] = time
+    assert compare(of, "TPOT p50").pairs == 1
+    assert "TPOT p50" in markdown(runs.run(*of))
+
+
 def test_a_warm_up_has_no_ratio() -> None:
     assert compare(pairs(2.0, figure="warm-up s"), "warm-up s").ratio is None
     assert compare(pairs(2.0, figure="steps/s"), "steps/s").ratio == pytest.approx(2.0)
