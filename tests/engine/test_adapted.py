@@ -11,7 +11,7 @@ STOCK = "cpu-pinning"
 
 
 def right(engine: PreloadedEngine, switch: str) -> dict[str, bool]:
-    """Whether the requests of each scenario get the replies that their adapters give alone."""
+    """Return by scenario if each request got the reply that its adapter gives alone."""
     environment = {"VLLM_READINESS": switch, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     report = engine.start(PROGRAM, environment=environment).finish()
     alone, blocks = report["alone"], report["blocks"]

@@ -95,7 +95,7 @@ def test_wrong_arguments_are_a_usage_error(
 
 
 def findings(site: Path) -> dict[str, str]:
-    """What doctor reports, by its subject; the last of each."""
+    """Return doctor's findings by subject; where a subject has several, the last."""
     done = run("doctor", "--site", site, "--json")
     message = json.loads(done.stdout)
     assert message["code"] == done.returncode

@@ -159,7 +159,7 @@ def test_every_file_that_a_version_in_the_history_changed_is_known() -> None:
 
 
 def test_every_version_is_recognised_and_taken_off(tmp_path: Path) -> None:
-    """Of each version, the last state."""
+    """Each version is taken from the last commit that changed it."""
     site = sites.small(tmp_path / "site")
     sites.shorten_record(site)
     before = snapshot(site)
