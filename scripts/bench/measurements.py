@@ -20,10 +20,11 @@ from overlay import output
 
 from bench.errors import Failure
 from bench.harness import manifest
+from bench.harness.files import replace
 from bench.harness.installations import ROOT
 from bench.results import slices
 from bench.results.markdown import markdown, number, pipes, ratio
-from bench.results.run_file import Json, load, replace
+from bench.results.run_file import Json, load
 from bench.results.slices import NOISE, Comparison, Group, loss
 
 TEMPLATE = ROOT / "scripts" / "bench" / "measurements.md"

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from bench import report
 from bench.errors import Failure
+from bench.harness.files import replace
 from bench.results import intervals, slices
 from bench.results.intervals import interval
 from bench.results.markdown import CUT_OFF, markdown, number
-from bench.results.run_file import load, replace, save
+from bench.results.run_file import load, save
 from bench.results.slices import compare
 from support import runs
 from support.runs import pairs, slice_of

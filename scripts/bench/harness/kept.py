@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import signal
 import subprocess
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import Failure
+from bench.harness.files import replace
 
 #: Seconds between two polls for a file.
 _PERIOD = 0.05
@@ -46,7 +46,7 @@ def ready(out: Path) -> None:
 
 def answer(path: Path, result: Mapping[str, Any]) -> None:
     """Write an answer."""
-    _write(path, result)
+    replace(path, json.dumps(result).encode())
 
 
 class Kept:
@@ -73,7 +73,7 @@ class Kept:
     def ask(self, request: Any) -> None:
         """Send the next request; None ends the process."""
         self._turn += 1
-        _write(_question(self._out, self._turn), request)
+        replace(_question(self._out, self._turn), json.dumps(request).encode())
 
     def result(self, timeout: float) -> dict[str, Any]:
         """Return the answer to the last request; raises as :meth:`started`."""
@@ -91,13 +91,6 @@ class Kept:
             if time.monotonic() > deadline:
                 raise Failure(f"no end after {timeout:g} s")
             time.sleep(_PERIOD)
-
-
-def _write(path: Path, value: Any) -> None:
-    """Write JSON; the file appears as a whole."""
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps(value))
-    os.replace(unfinished, path)
 
 
 def _ready(out: Path) -> Path:

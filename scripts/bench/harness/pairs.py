@@ -145,13 +145,12 @@ class PairRun(Run):
         """Start the engines of both sides in each place; the engines of the former start end."""
         self.running.close()
         self._started_for, self._logs, self._kept = start.name, [], {}
-        places = self.args.places
-        share = len(self.args.gpus) // places
-        for place in range(places):
+        share = len(self.args.gpus) // self.args.places
+        for place, own_cores in enumerate(cores(self.args.places)):
             devices = self.args.gpus[place * share :][:share]
             for side in start.sides:
                 # Of the GPU's memory, the engines of both sides have 0.4 each.
-                own = {"cores": cores(places)[place], "memory": 0.4, **self.spec(side)}
+                own = {"cores": own_cores, "memory": 0.4, **self.spec(side)}
                 spec = {**start.settings, **own}
                 self._kept[side, place] = self._start(f"{side}-{place}", side, spec, devices)
         for each in self._kept.values():

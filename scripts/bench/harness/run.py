@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 from bench.errors import Failure
 from bench.harness import manifest
+from bench.harness.files import replace
 from bench.harness.installations import Installations, installed, log_tail
 from bench.harness.machine import SCHEMA, command, describe, settings
 from bench.results.markdown import markdown
-from bench.results.run_file import replace, save
+from bench.results.run_file import save
 from bench.results.slices import Group, Slice, found_in, has_ratio
 
 

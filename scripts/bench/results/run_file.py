@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from bench.errors import Failure
+from bench.harness.files import replace
 from bench.harness.machine import SCHEMA
 
 Json = Mapping[str, Any]
@@ -40,13 +40,6 @@ def save(path: Path, run: Json) -> None:
     """Write a run; compressed, with the same bytes each time, if the name ends in ".gz"."""
     data = json.dumps(run, indent=1).encode()
     replace(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
-
-
-def replace(path: Path, data: bytes) -> None:
-    """Write a file such that an interruption leaves the former one."""
-    staged = path.with_name(path.name + ".tmp")
-    staged.write_bytes(data)
-    os.replace(staged, path)
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -19,8 +19,8 @@ from typing import Any
 
 from overlay import pin
 
+from bench.harness.files import replace
 from bench.harness.machine import PIN
-from bench.results.run_file import replace
 from bench.runners.cases import KINDS, SIDES, WARMUP, Case, Load, order
 from bench.runners.engine import Engine
 from bench.runners.twins import Twins
