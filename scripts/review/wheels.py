@@ -17,6 +17,7 @@ from pathlib import Path
 from overlay.errors import Exit, OverlayError, usage
 from overlay.pin import Pin, is_safe
 from packaging.metadata import parse_email
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from series.upstream import Upstream, digest_of
@@ -249,6 +250,11 @@ def _version(wheel: Path, metadata: str, asked: Version) -> str:
             found=repr(name),
             next_step="name a wheel of vLLM",
         )
+    for text in fields.get("requires_dist", []):
+        try:
+            Requirement(text)
+        except InvalidRequirement:
+            raise _out_of_order(wheel, f"requires {text!r}, which is no requirement") from None
     try:
         stated = Version(version)
     except InvalidVersion:

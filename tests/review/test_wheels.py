@@ -115,6 +115,7 @@ WHOLE = wheel()
             *(Exit.FOREIGN, "holds 0 files of METADATA"),
         ),
         (wheel(version="newest"), Exit.FOREIGN, "is of version 'newest', which is none"),
+        (wheel(requires="torch=2"), Exit.FOREIGN, "requires 'torch=2', which is no requirement"),
         (wheel(version="1.2.1"), Exit.RELEASE, ANOTHER),
         (wheel(version="1.2.0rc1"), Exit.RELEASE, ANOTHER),
         (wheel(project="vllm-tpu"), Exit.RELEASE, "is not a wheel of vLLM"),

@@ -45,6 +45,7 @@ def wheel(
     *,
     project: str = "vllm",
     version: str = VERSION,
+    requires: str = "",
     without: str = "",
 ) -> bytes:
     """The bytes of a wheel.
@@ -53,13 +54,15 @@ def wheel(
         files: by path.
         project: the distribution.
         version: as the metadata states it.
+        requires: a requirement that the metadata states; may be empty.
         without: a member that is left out.
     """
     info = f"{project.replace('-', '_')}-{VERSION}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n\nText.\n"
+    metadata = f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n"
+    metadata += f"Requires-Dist: {requires}\n" if requires else ""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name, data in {**files, f"{info}/METADATA": metadata.encode()}.items():
+        for name, data in {**files, f"{info}/METADATA": f"{metadata}\nText.\n".encode()}.items():
             if name != without:
                 # Without today's date, or bytes would differ.
                 archive.writestr(zipfile.ZipInfo(name), data)
