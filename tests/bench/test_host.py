@@ -47,18 +47,23 @@ def test_a_planted_cost_is_found_in_its_parts_and_on_its_side_alone(tmp_path: Pa
     assert len(groups) == 2 * 2  # cases and pairs
     for (_, _, sides), of in groups.items():
         assert [one["order"] for one in of] == [0, 1]
-        for one in of:
-            assert one["problems"] == []
-            first, second = (one["figures"][side] for side in sides)
-            assert list(first) == [f"{p} {q}, us" for p in child.PARTS for q in ("p50", "p99")]
-            assert min(*first.values(), *second.values()) > 0
-            slower = {
-                part
-                for part in child.PARTS
-                if first[f"{part} p50, us"] - second[f"{part} p50, us"] > SLOWER / 2 * 1e6
-            }
-            planted = {"execute_model", "_prepare_inputs"} if sides[0] == "overlaid" else set()
-            assert slower == planted
+        assert [one["problems"] for one in of] == [[], []]
+        slices = [one["figures"][side] for one in of for side in sides]
+        for figures in slices:
+            assert list(figures) == [f"{p} {q}, us" for p in child.PARTS for q in ("p50", "p99")]
+            assert min(figures.values()) > 0
+        first, second, *other_order = slices
+        # Both orders together: other processes may slow down one engine of one order.
+        excess = {
+            part: sum(
+                one[f"{part} p50, us"] - two[f"{part} p50, us"]
+                for one, two in [(first, second), other_order]
+            )
+            for part in child.PARTS
+        }
+        slower = {part for part, time in excess.items() if time > SLOWER * 1e6}
+        planted = {"execute_model", "_prepare_inputs"} if sides[0] == "overlaid" else set()
+        assert slower == planted
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 #: Seconds added to a step: far more than a busy machine adds to the median.
-SLOWER = 0.03
+SLOWER = 0.1
 
 
 def slow() -> None:
