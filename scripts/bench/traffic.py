@@ -78,12 +78,16 @@ class TrafficRun(LoopRun):
     def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
         how = "at the same time" if args.places == 2 else "in turns"
         self.title = f"Closed-loop traffic, {args.seconds:g} s each, both sides {how}."
+        if args.steps:
+            self.title += " The engine core is in the client's process."
+            self.environment = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         super().__init__(args, installations)
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the times of a slice."""
+        """Return the times of a slice, and the place of the engine core."""
         seconds = self.args.seconds
-        return {"kind": "served", "seconds": seconds, "ramp": min(seconds / 4, 2.0)}
+        kind = "stepped" if self.args.steps else "served"
+        return {"kind": kind, "seconds": seconds, "ramp": min(seconds / 4, 2.0)}
 
 
 def starts(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[Start]:
@@ -130,6 +134,8 @@ def main(argv: Sequence[str]) -> int:
     add_rows(options, devices)
     text = "seconds of each slice (%(default)s), without its warm-up"
     options.add_argument("--seconds", type=float, default=8.0, help=text)
+    text = "time the host's work by kind of step instead, with the engine in the process"
+    options.add_argument("--steps", action="store_true", help=text)
     args = command_line.parse(options, argv)
     args.gpus = devices
     return run(args, lambda installations: TrafficRun(args, installations))

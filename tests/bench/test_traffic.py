@@ -1,12 +1,14 @@
-"""The benchmark of closed-loop traffic: its requests, pairs, and a real run."""
+"""The benchmark of closed-loop traffic: its requests, kinds of step, pairs, and real runs."""
 
 import argparse
 import itertools
 import json
 import os
 import statistics
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +16,10 @@ from bench import thinking, traffic
 from bench.harness import manifest
 from bench.loops import child
 from bench.loops.rows import ENGINES, ROWS, SHAPES, Request, Source
+from bench.loops.stepped import watch
 from bench.results.run_file import load
 from bench.results.slices import COMPILED, compare, grouped
+from bench.runners.scheduler import CHANGED, MIXED, SAME
 from support import forked
 from support.asynchronous import announce
 from support.benches import bench
@@ -27,21 +31,45 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 SIDES = ("overlaid", "overlaid=-fixes")
 
 
+@pytest.fixture
+def measure(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """A run of the smallest engine, in which steps are slower where the fixes are on."""
+
+    def run(*arguments: str) -> dict[str, Any]:
+        sizes = ("--shapes", "tiny-4", "--rounds", "1", "--pairs", "/".join(SIDES))
+        done = bench(
+            *("traffic", tmp_path / "out"),
+            *(*sizes, *arguments),
+            paths=[announce(tmp_path / "plugins", slow, forked.fork), REPO / "tests"],
+            environment=forked.ENVIRONMENT,
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+        run = load(tmp_path / "out" / "run.json")
+        assert run["complete"]
+        assert run["problems"] == [text for s in run["slices"] for text in s["problems"]] == []
+        assert list(manifest.differences(run)) == []
+        return run
+
+    return run
+
+
 @pytest.mark.slow
-def test_sides_that_run_at_the_same_time_exchange_places(tmp_path: Path) -> None:
-    """Steps are slower where the fixes are on."""
+def test_a_planted_cost_is_found_in_its_part_of_every_kind_of_step(measure: Any) -> None:
+    run = measure("--rows", "plain", "--places", "1", "--steps", "--seconds", "3")
+    parts = ("execute_model", "_prepare_inputs", "sample_tokens", "schedule", "update_from_output")
+    assert len(run["slices"]) == 2
+    for one in run["slices"]:
+        slower, faster = (one["figures"][side] for side in SIDES)
+        for part, kind in itertools.product(parts, (SAME, MIXED)):
+            name, planted = f"{part} p50, {kind}", part == "sample_tokens"
+            assert faster[name] > 0
+            assert (slower[name] > SLOWER * 1e3) == planted, name
+
+
+@pytest.mark.slow
+def test_sides_that_run_at_the_same_time_exchange_places(measure: Any) -> None:
     rows = ("plain", "grammars")
-    done = bench(
-        *("traffic", tmp_path / "out", "--shapes", "tiny-4", "--rows", *rows, "--rounds", "1"),
-        *("--pairs", "/".join(SIDES), "--places", "2", "--seconds", "1"),
-        paths=[announce(tmp_path / "plugins", slow, forked.fork), REPO / "tests"],
-        environment=forked.ENVIRONMENT,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    run = load(tmp_path / "out" / "run.json")
-    assert run["complete"]
-    assert run["problems"] == [text for s in run["slices"] for text in s["problems"]] == []
-    assert list(manifest.differences(run)) == []
+    run = measure("--rows", *rows, "--places", "2", "--seconds", "1")
     cases = [f"{row}, 4" for row in rows]
     slices = run["slices"]
     assert [(one["case"], one["order"]) for one in slices] == [*itertools.product(cases, (0, 1))]
@@ -67,6 +95,43 @@ def test_sides_that_run_at_the_same_time_exchange_places(tmp_path: Path) -> None
     assert compared.ratio is not None
     assert compared.ratio < 1
     assert (compared.mark, compared.low, compared.pairs) == ("?", None, 1)
+
+
+def test_parts_count_for_their_own_step_though_another_was_scheduled_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As under asynchronous scheduling: an output is processed after the next step began."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    outputs = iter(
+        SimpleNamespace(num_scheduled_tokens=dict.fromkeys(names, 1), scheduled_new_reqs=new)
+        for names, new in [("ab", "ab"), ("ab", ""), ("b", ""), ("", "")]
+    )
+    names = ("_update_states", "_prepare_inputs", "_build_attention_metadata", "_model_forward")
+    runner: Any = SimpleNamespace(**{name: lambda: None for name in names})
+    runner.model = SimpleNamespace(compute_logits=lambda: None)
+    runner.execute_model = lambda _: runner._prepare_inputs()
+    runner.sample_tokens = lambda: None
+    scheduler: Any = SimpleNamespace(
+        schedule=lambda: next(outputs), update_from_output=lambda *_: None
+    )
+    times: defaultdict[tuple[str | None, str], list[int]] = defaultdict(list)
+    watch(scheduler, runner, times)
+    first, second, third = (scheduler.schedule() for _ in range(3))
+    runner.execute_model(first)
+    runner.execute_model(second)
+    runner.sample_tokens()
+    scheduler.update_from_output(first, None)
+    runner.execute_model(third)
+    scheduler.update_from_output(third, None)
+    scheduler.schedule()
+    assert all(len(spent) == 1 for spent in times.values())
+    executed = {"schedule", "execute_model", "_prepare_inputs"}
+    assert times.keys() == {
+        *((kind, part) for kind in (SAME, CHANGED, MIXED) for part in executed),
+        *((kind, "update_from_output") for kind in (MIXED, CHANGED)),
+        (SAME, "sample_tokens"),
+        (None, "schedule"),
+    }
 
 
 def requests(row: str, count: int = 3, seed: int = 1, shape: str = "tiny-4") -> list[list[Request]]:

@@ -43,7 +43,8 @@ class Spec(NamedTuple):
 
     Attributes:
         engine: a name of :data:`bench.loops.rows.ENGINES`.
-        kind: "served" for AsyncLLM under traffic; "steady" for steady batches.
+        kind: "served" for AsyncLLM under traffic; "stepped" for traffic in the child's process,
+            with its steps timed; "steady" for steady batches.
         graphs: a name of :data:`GRAPHS`.
         thinking: whether the engine knows the markers of :mod:`bench.thinking`.
         cores: the CPUs that the child may use.
@@ -105,6 +106,7 @@ def start(spec: Spec, home: Path) -> tuple[Any, int]:
 
     from bench.loops.served import Served
     from bench.loops.steady import Steady
+    from bench.loops.stepped import Stepped
 
     engine, vocabulary = ENGINES[spec.engine], ENGINES[spec.engine].vocabulary
     if spec.model:
@@ -136,7 +138,8 @@ def start(spec: Spec, home: Path) -> tuple[Any, int]:
     if current_platform.is_cpu() and spec.gpus == 1:
         # For its name vLLM starts another process.
         arguments["distributed_executor_backend"] = UniProcExecutor
-    return {"served": Served, "steady": Steady}[spec.kind](arguments), vocabulary
+    kinds = {"served": Served, "stepped": Stepped, "steady": Steady}
+    return kinds[spec.kind](arguments), vocabulary
 
 
 def compiled() -> list[str]:
