@@ -1,10 +1,10 @@
-"""What disturbs a process is read from the kernel and the GPU, and what is too much is said."""
+"""What disturbs a process is read from the kernel, and what is too much is said."""
 
 from pathlib import Path
 
 import pytest
 from bench.harness import disturbance
-from bench.harness.disturbance import LIMIT, during, gpus, reasons, snapshot
+from bench.harness.disturbance import LIMIT, during, reasons, snapshot
 
 SECOND = 1_000_000_000
 
@@ -61,55 +61,5 @@ def test_this_process_has_counts() -> None:
 
 
 def test_too_much_of_a_disturbance_is_a_reason() -> None:
-    gpu = {"sm": 1980, "memory": 2619, "celsius": 40, "throttled": "0x0000000000000004"}
-    quiet = {"run delay": LIMIT, "steal": 0.0, "gpus": [gpu]}
-    assert reasons(quiet) == []
-    hot = {**gpu, "throttled": "0x0000000000000020"}
-    assert reasons({"run delay": 0.071, "steal": 0.2, "gpus": [gpu, hot]}) == [
-        "run delay 7.1%",
-        "steal 20.0%",
-        "GPU 1 was slowed down (0x0000000000000020)",
-    ]
-
-
-def smi(folder: Path, knows: str) -> None:
-    """An nvidia-smi that knows one name of the throttle reasons, and keeps its arguments."""
-    file = folder / "nvidia-smi"
-    file.write_text(
-        f'#!/bin/sh\necho "$@" > {folder}/arguments\n'
-        f'case "$1" in *{knows}*) echo "1980, [N/A], 41, 0x0000000000000004";;'
-        ' *) echo "not a valid field"; exit 2;; esac\n'
-    )
-    file.chmod(0o755)
-
-
-@pytest.mark.parametrize("name", disturbance._QUERIES)
-def test_the_clocks_of_gpus_are_those_of_nvidia_smi(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpus() is None
-    smi(tmp_path, name)
-    seen = gpus()
-    assert seen is not None
-    assert seen[0] == {
-        "sm": 1980,
-        "memory": None,
-        "celsius": 41,
-        "throttled": "0x0000000000000004",
-    }
-
-
-@pytest.mark.parametrize(
-    ("visible", "asked"), [("1,3", "--id=1,3"), ("", "nounits"), (None, "nounits")]
-)
-def test_only_the_gpus_that_are_used_are_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: str
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    smi(tmp_path, disturbance._QUERIES[0])
-    gpus()
-    assert (tmp_path / "arguments").read_text().strip().endswith(asked)
+    assert reasons({"run delay": LIMIT, "steal": 0.0}) == []
+    assert reasons({"run delay": 0.071, "steal": 0.2}) == ["run delay 7.1%", "steal 20.0%"]

@@ -1,4 +1,4 @@
-"""Disturbances of a measured process: waits for a core, stolen time, GPU clocks.
+"""Disturbances of a measured process: waits for a core, and stolen time.
 
 Linux counts for each thread how long it ran and how long it waited for a core ("run delay"), and
 for the machine how much time its host took away ("steal"). A kernel that does not count gives None.
@@ -7,7 +7,6 @@ for the machine how much time its host took away ("steal"). A kernel that does n
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,9 +14,6 @@ from typing import Any, NamedTuple
 
 #: A round with a larger share of run delay or steal is marked.
 LIMIT = 0.03
-#: Bits of the throttle reasons that slow a GPU down: hardware, heat, and the power brake.
-_SLOWED = 0x8 | 0x20 | 0x40 | 0x80
-_QUERIES = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 
 #: Disturbances by name; None where they cannot be seen.
 Disturbance = Mapping[str, Any]
@@ -93,35 +89,12 @@ def during(before: Snapshot, after: Snapshot) -> dict[str, Any]:
     return {"run delay": max(shares, default=None), "steal": steal}
 
 
-def gpus() -> list[dict[str, Any]] | None:
-    """Return each GPU's clocks in MHz and its throttle reasons, as nvidia-smi says; else None.
-
-    GPUs that CUDA_VISIBLE_DEVICES leaves out are not queried.
-    """
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    only = [f"--id={named}"] if named else []
-    for reasons in _QUERIES:
-        query = f"clocks.sm,clocks.mem,temperature.gpu,{reasons}"
-        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", *only]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
-        except (OSError, subprocess.SubprocessError):
-            continue
-        with suppress(ValueError):
-            return [_gpu(line) for line in done.stdout.strip().splitlines()]
-    return None
-
-
 def reasons(disturbance: Disturbance | None) -> list[str]:
     """Return the disturbances that are too large for a claim, in words."""
     if disturbance is None:
         return []
     shares = [(name, disturbance.get(name)) for name in ("run delay", "steal")]
-    texts = [f"{name} {share:.1%}" for name, share in shares if share is not None and share > LIMIT]
-    for number, gpu in enumerate(disturbance.get("gpus") or ()):
-        if int(gpu["throttled"], 16) & _SLOWED:
-            texts.append(f"GPU {number} was slowed down ({gpu['throttled']})")
-    return texts
+    return [f"{name} {share:.1%}" for name, share in shares if share is not None and share > LIMIT]
 
 
 def _tree(process: int, root: Path) -> Iterator[int]:
@@ -148,10 +121,3 @@ def _share(threads: Sequence[Thread]) -> float | None:
     delayed = sum(thread.delayed for thread in threads)
     total = delayed + sum(thread.running for thread in threads)
     return delayed / total if total else None
-
-
-def _gpu(line: str) -> dict[str, Any]:
-    core, memory, heat, reason = (word.strip() for word in line.split(","))
-    int(reason, 16)
-    numbers = [int(word) if word.isdigit() else None for word in (core, memory, heat)]
-    return dict(zip(("sm", "memory", "celsius", "throttled"), (*numbers, reason), strict=True))

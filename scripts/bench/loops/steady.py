@@ -25,7 +25,6 @@ class Steady:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**arguments))
-        self._gpu = _has_gpu()
 
     def warm_up(self, source: Source) -> None:
         """Run a batch of short requests."""
@@ -45,7 +44,6 @@ class Steady:
         completions, stamps = self._generate(requests)
         ended = time.perf_counter()
         disturbed = disturbance.during(before, disturbance.snapshot())
-        disturbed["gpus"] = disturbance.gpus() if self._gpu else None
         tokens = [[token for tokens, _ in of for token in tokens] for of in completions]
         logprobs = [[line for _, lines in of for line in lines] for of in completions]
         figures = {
@@ -133,12 +131,6 @@ def reseed(worker: object) -> None:
 
     del worker
     torch.manual_seed(0)
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return bool(torch.cuda.is_available())
 
 
 def _line(logprobs: Mapping[int, Any]) -> str:

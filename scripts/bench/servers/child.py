@@ -161,7 +161,6 @@ def measure(url: str, server: int, spec: Spec, case: str, seed: int) -> dict[str
     before = disturbance.snapshot(server)
     client = drive(parser.parse_args(line))
     disturbed = disturbance.during(before, disturbance.snapshot(server))
-    disturbed["gpus"] = disturbance.gpus()
     try:
         urllib.request.urlopen(f"{url}/health", timeout=60).close()
     except OSError as error:
