@@ -7,13 +7,12 @@ through the module's imports. The review reports differences and does not judge 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
-from review.model import ASSIGNED, BODY, MAKER, SAME, Change, Definition, Model
-from review.model import compare as compared
+from review import model as models
+from review.model import ASSIGNED, BODY, MAKER, SAME, Change, Model, Object, members, text_of
 
-Place = tuple[str, str]
 MAKES, DERIVES, REPLACES, NAMES = "makes", "derives from", "replaces", "names"
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 #: Nodes without others, which are most of a tree.
@@ -21,118 +20,114 @@ _LEAVES = (ast.Name, ast.expr_context, ast.operator, ast.cmpop, ast.boolop, ast.
 
 
 def compare(
-    holders: Collection[Place], base: Model, release: Model, patched: Collection[str]
+    holders: Iterable[Object], base: Model, release: Model, patched: Collection[str]
 ) -> Iterator[Change]:
     """Yield the definitions around the classes with seams that differ.
 
     Args:
-        holders: functions and classes with seams, by module and qualified name.
+        holders: functions and classes of the pinned release with seams.
         base: the pinned release.
         release: the one under review.
         patched: paths of files that the patches change, which the watch list has whole.
     """
-    targets = {(module, name.partition(".")[0]) for module, name in holders}
-    methods = {name.rpartition(".")[2] for _, name in holders if "." in name}
+    targets = {outermost(each).path for each in holders}
+    methods = {each.name for each in holders if outermost(each) is not each}
     made = uses(targets, base)
-    named = {
-        (module, name.partition(".")[0])
-        for (module, name), how in made.items()
-        if MAKES in how and "." in name
-    }
+    makers = [base.find(place) for place, how in made.items() if MAKES in how]
+    owners = {each.parent.path for each in makers if each and each.parent and each.parent.is_class}
     # Files with the same text in both releases make no difference.
     there = set(release.paths.values())
     same = {p for p in base.paths.values() if p in there and base.text(p) == release.text(p)}
-    every = targets | named | _derived(made)
+    every = targets | owners | _derived(made)
     before, after = (uses(every, side, same) for side in (base, release))
     while more := _derived(after) - every:  # classes derived from a derived one
         every |= more
         before, after = (uses(every, side, same) for side in (base, release))
     for place in dict.fromkeys([*before, *after]):
         old, new = (side.get(place, {}) for side in (before, after))
-        pair = base.find(*place), release.find(*place)
-        if any(each and each.path in patched for each in pair):
+        pair = base.find(place), release.find(place)
+        if any(each and str(each.filepath) in patched for each in pair):
             continue
         users = tuple(sorted({*old.values(), *new.values()}))
-        name = ".".join(place).rstrip(".")
         if MAKES in old and pair[0] is not None:
-            if (fate := compared(*pair)) != SAME:
-                yield Change(MAKER, name, fate, pair, users, f"It {_how(old)}.")
-            yield from _setters(place, pair[0], (base, release), users)
+            if (fate := models.compare(*pair)) != SAME:
+                yield Change(MAKER, place, fate, pair, users, f"It {_how(old)}.")
+            yield from _setters(pair[0], release, users)
         elif old.keys() != new.keys():
             if new.keys() == {DERIVES} and not _overrides(pair[1], methods):
                 continue
             text = f"It {_how(new)}." if new else f"It no longer {_how(old)}."
-            yield Change(MAKER, name, BODY if all(pair) else compared(*pair), pair, users, text)
+            fate = BODY if all(pair) else models.compare(*pair)
+            yield Change(MAKER, place, fate, pair, users, text)
 
 
-def _derived(made: Mapping[Place, Mapping[str, str]]) -> set[Place]:
+def outermost(definition: Object) -> Object:
+    """Return the class or function of a module that a definition is in; a module itself."""
+    while definition.parent and not definition.parent.is_module:
+        definition = definition.parent
+    return definition
+
+
+def _derived(made: Mapping[str, Mapping[str, str]]) -> set[str]:
     return {place for place, how in made.items() if DERIVES in how}
 
 
-def _setters(
-    place: Place, maker: Definition, sides: tuple[Model, Model], users: tuple[str, ...]
-) -> Iterator[Change]:
+def _setters(maker: Object, release: Model, users: tuple[str, ...]) -> Iterator[Change]:
     """Yield the other methods of a maker's class that set an attribute that it sets, if new."""
-    attributes = set(ASSIGNED.findall(maker.text))
-    owners = [side.find(place[0], place[1].rpartition(".")[0]) for side in sides]
-    if not attributes or None in owners or "." not in place[1]:
+    attributes = set(ASSIGNED.findall(text_of(maker)))
+    owner = maker.parent
+    if owner is None or not owner.is_class or (now := release.find(owner.path)) is None:
         return
-    before, after = ({each.name: each for each in owner.members()} for owner in owners if owner)
-    for name, member in after.items():
+    before = members(owner)
+    for name, member in members(now).items():
         old = before.get(name)
-        new = set(ASSIGNED.findall(member.text)) - set(ASSIGNED.findall(old.text if old else ""))
-        if name != place[1] and member.kind == "function" and new & attributes:
-            detail = f"It sets {', '.join(sorted(new & attributes))}, as {maker.name} does."
-            fate = compared(old, member)
-            yield Change(MAKER, member.full_name, fate, (old, member), users, detail)
+        had = ASSIGNED.findall(text_of(old) if old else "")
+        new = attributes.intersection(ASSIGNED.findall(text_of(member))).difference(had)
+        if name != maker.name and member.is_function and new:
+            detail = f"It sets {', '.join(sorted(new))}, as {models.name_of(maker)} does."
+            fate = models.compare(old, member)
+            yield Change(MAKER, member.path, fate, (old, member), users, detail)
 
 
 def uses(
-    targets: Collection[Place], model: Model, without: Collection[str] = ()
-) -> dict[Place, dict[str, str]]:
-    """Return by definition how it uses the targets: a verb, and the target's dotted name.
+    targets: Collection[str], model: Model, without: Collection[str] = ()
+) -> dict[str, dict[str, str]]:
+    """Return by definition how it uses the targets: a verb, and the target.
 
     Args:
-        targets: classes and functions, by module and name.
+        targets: classes and functions, by dotted name.
         model: of the release.
         without: paths of files that are not read.
     """
-    found: dict[Place, dict[str, str]] = {}
-    parts = {part for place in targets for part in place}
+    found: dict[str, dict[str, str]] = {}
+    pairs = [each.rpartition(".") for each in targets]
+    modules, names = ({each[at] for each in pairs} for at in (0, 2))
+
+    def target(dotted: str, verb: str) -> str:
+        """Return the target that a dotted name leads to, or nothing."""
+        if dotted in modules:
+            return dotted if verb != MAKES else ""
+        place = None if names.isdisjoint(dotted.split(".")) else model.place(dotted)
+        head, _, rest = place[1].partition(".") if place else ("", "", "")
+        if place is None or head not in names or (verb == MAKES and rest):
+            return ""
+        led = model.find(f"{place[0]}.{head}")
+        if verb == MAKES and not (led and led.is_class):
+            return ""
+        ways = (f"{place[0]}.{head}", led.path if led else "")
+        return next((each for each in ways if each in targets), "")
+
     for module, path in model.paths.items():
         text = "" if path in without else model.text(path)
-        if not any(part in text for part in parts):
+        if not any(part in text for part in modules | names):
             continue
         for scope, verb, dotted in _mentions(module, text):
-            target, rest = _target(dotted, targets, model)
-            if target is None or (verb == MAKES and (rest or not _is_class(target, model))):
-                continue
-            # Of a class that derives, and of a function within, the outermost one counts.
-            place = ".".join(scope.split(".")[:2]) if verb == MAKES else scope.partition(".")[0]
-            found.setdefault((module, place), {})[verb] = ".".join(target).rstrip(".")
+            if led := target(dotted, verb):
+                # Of a class that derives, and of a function within, the outermost one counts.
+                depth = 2 if verb == MAKES else 1
+                place = ".".join([module, *scope.split(".")[:depth]]).rstrip(".")
+                found.setdefault(place, {})[verb] = led
     return found
-
-
-def _target(dotted: str, targets: Collection[Place], model: Model) -> tuple[Place | None, str]:
-    """Return the target that a dotted name leads to, and what follows it."""
-    modules, names = {module for module, _ in targets}, {name for _, name in targets}
-    if dotted in modules:
-        return (dotted, ""), ""
-    if names.isdisjoint(dotted.split(".")) or (place := model.place(dotted)) is None:
-        return None, ""
-    head, _, rest = place[1].partition(".")
-    if head not in names or not head:
-        return None, ""
-    if (place[0], head) in targets:
-        return (place[0], head), rest
-    found = model.find(place[0], head)
-    known = found is not None and (found.module, found.name) in targets
-    return ((found.module, found.name) if found and known else None), rest
-
-
-def _is_class(place: Place, model: Model) -> bool:
-    found = model.find(*place)
-    return found is not None and found.kind == "class"
 
 
 @cache
@@ -189,12 +184,11 @@ def _candidates(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         yield NAMES, node
 
 
-def _overrides(found: Definition | None, methods: Collection[str]) -> bool:
+def _overrides(found: Object | None, methods: Collection[str]) -> bool:
     """Return whether a derived class has a method with a seam, or a base that may have one."""
-    if found is None or not found.name or found.kind != "class":
+    if found is None or not found.is_class:
         return True
-    bases = getattr(found.object, "bases", ())
-    return len(bases) > 1 or any(m.name.rpartition(".")[2] in methods for m in found.members())
+    return len(models.bases(found)) > 1 or not members(found).keys().isdisjoint(methods)
 
 
 def _how(how: Mapping[str, str]) -> str:

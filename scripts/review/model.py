@@ -6,7 +6,6 @@ import ast
 import difflib
 import logging
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -34,55 +33,6 @@ Object = griffe.Object
 
 
 @dataclass(frozen=True)
-class Definition:
-    """A module, class, function or attribute of a release.
-
-    Attributes:
-        module: dotted name of its module.
-        name: qualified name in the module; empty for the module.
-        path: of its file.
-        object: griffe's model.
-        text: its lines, decorators included; empty for a module.
-    """
-
-    module: str
-    name: str
-    path: str
-    object: Object
-    text: str
-
-    @property
-    def full_name(self) -> str:
-        """Dotted name."""
-        return f"{self.module}.{self.name}".rstrip(".")
-
-    @property
-    def place(self) -> str:
-        """File and line of its beginning."""
-        return f"{self.path}:{self.object.lineno or 1}"
-
-    @property
-    def kind(self) -> str:
-        """Kind of the definition, such as ``function`` or ``property``."""
-        return "property" if "property" in self.object.labels else self.object.kind.value
-
-    def members(self) -> Iterator[Definition]:
-        """Yield what a module or class defines, without imported names."""
-        for name in self.object.members:
-            if member := self.member(name):
-                yield member
-
-    def member(self, name: str) -> Definition | None:
-        """Return what a module or class defines under a name; None for an imported one."""
-        member = self.object.members[name]
-        if not isinstance(member, Object) or not member.lineno:
-            return None
-        lines = self.object.lines_collection[Path(self.path)][member.lineno - 1 : member.endlineno]
-        text = "\n".join(lines) + "\n"
-        return Definition(self.module, f"{self.name}.{name}".lstrip("."), self.path, member, text)
-
-
-@dataclass(frozen=True)
 class Change:
     """A watched definition that is not as it was.
 
@@ -99,20 +49,20 @@ class Change:
     kind: str
     name: str
     fate: str
-    sides: tuple[Definition | None, Definition | None]
+    sides: tuple[Object | None, Object | None]
     users: tuple[str, ...] = ()
     detail: str = ""
 
     @property
     def places(self) -> tuple[str | None, str | None]:
         """File and line on both sides; None if it is new or gone."""
-        before, after = self.sides
-        return before.place if before else None, after.place if after else None
+        before, after = (f"{e.filepath}:{e.lineno or 1}" if e else None for e in self.sides)
+        return before, after
 
     @property
     def diff(self) -> list[str]:
         """Lines of a unified diff; none for a module."""
-        return unified(*(each.text if each else "" for each in self.sides))
+        return unified(*(text_of(each) if each else "" for each in self.sides))
 
 
 class Model:
@@ -127,7 +77,7 @@ class Model:
         #: Texts by path.
         self.text = cache(lambda path: upstream.read(path).decode(errors="replace"))
 
-    def module(self, name: str) -> Definition | None:
+    def module(self, name: str) -> Object | None:
         """Return a module by its dotted name, or None.
 
         Raises:
@@ -136,43 +86,30 @@ class Model:
         path = self.paths.get(name)
         return parsed(path, self.text(path)) if path else None
 
-    def find(
-        self, module: str, name: str, seen: frozenset[tuple[str, str]] = frozenset()
-    ) -> Definition | None:
-        """Return the definition that a name leads to, through imports and base classes.
+    def find(self, dotted: str, seen: frozenset[str] = frozenset()) -> Object | None:
+        """Return the definition that a dotted name leads to, through imports and base classes.
 
         Args:
-            module: dotted.
-            name: qualified; empty for the module.
+            dotted: of a module, or of something in one.
             seen: names that led here.
         """
-        found = self.module(module)
-        if found is None or (module, name) in seen or not name:
-            return found
-        seen |= {(module, name)}
-        parts = name.split(".")
-        for at, part in enumerate(parts):
-            rest = ".".join(parts[at + 1 :])
-            member = found.object.members.get(part)
-            if isinstance(member, griffe.Alias):
-                return self._follow(member.target_path, rest, seen)
+        place = self.place(dotted)
+        if place is None or dotted in seen:
+            return None
+        found = self.module(place[0])
+        assert found is not None
+        left = place[1].split(".") if place[1] else []
+        while left:
+            member = found.members.get(left[0])
             if member is None:
-                inner = f"{module}.{part}"
-                if not found.name and inner in self.paths:  # a submodule that nothing imports
-                    return self.find(inner, rest, seen)
-                left = ".".join(parts[at:])
-                owners = bases(found) if found.name else _starred(found)
-                return next(filter(None, (self._follow(o, left, seen) for o in owners)), None)
-            inside = found.member(part)
-            assert inside is not None
-            found = inside
+                owners = [*bases(found), *_starred(found)]
+                ways = (self.find(".".join([each, *left]), seen | {dotted}) for each in owners)
+                return next(filter(None, ways), None)
+            if isinstance(member, griffe.Alias):
+                return self.find(".".join([member.target_path, *left[1:]]), seen | {dotted})
+            found = member
+            left = left[1:]
         return found
-
-    def _follow(
-        self, target: str, rest: str, seen: frozenset[tuple[str, str]]
-    ) -> Definition | None:
-        place = self.place(f"{target}.{rest}".rstrip("."))
-        return self.find(*place, seen) if place else None
 
     def place(self, dotted: str) -> tuple[str, str] | None:
         """Split a dotted name into module and qualified name; None outside the release."""
@@ -182,16 +119,17 @@ class Model:
                 return module, ".".join(parts[at:])
         return None
 
-    def elsewhere(self, definition: Definition, before: Model) -> Definition | None:
+    def elsewhere(self, definition: Object, before: Model) -> Object | None:
         """Return the definition of the same name that only this release has in another module."""
-        head = definition.name.partition(".")[0]
+        name = name_of(definition)
+        head = name.partition(".")[0]
         wanted = re.compile(rf"^(?:class|(?:async )?def) {re.escape(head)}\b", re.MULTILINE)
         for module, path in self.paths.items():
             if head not in self.text(path) or not wanted.search(self.text(path)):
                 continue
             if module in before.paths and wanted.search(before.text(before.paths[module])):
                 continue
-            if found := self.find(module, definition.name):
+            if found := self.find(f"{module}.{name}"):
                 return found
         return None
 
@@ -202,7 +140,7 @@ def module_name(path: str) -> str:
 
 
 @lru_cache(maxsize=2048)  # most modules are the same in two releases
-def parsed(path: str, text: str) -> Definition:
+def parsed(path: str, text: str) -> Object:
     """Return the model of one module.
 
     Raises:
@@ -210,9 +148,8 @@ def parsed(path: str, text: str) -> Definition:
     """
     lines = griffe.LinesCollection()
     lines[Path(path)] = text.split("\n")
-    name = module_name(path)
     try:
-        module = griffe.visit(name, Path(path), text, lines_collection=lines)
+        return griffe.visit(module_name(path), Path(path), text, lines_collection=lines)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise OverlayError(
             Exit.RELEASE,
@@ -220,49 +157,73 @@ def parsed(path: str, text: str) -> Definition:
             subject=path,
             next_step="review it with the Python that the release needs, if that is newer",
         ) from None
-    return Definition(name, "", path, module, "")
 
 
-def bases(definition: Definition) -> list[str]:
+# Parts of a definition
+
+
+def name_of(definition: Object) -> str:
+    """Return the qualified name of a definition in its module; empty for the module."""
+    return definition.path.removeprefix(definition.module.path).removeprefix(".")
+
+
+def text_of(definition: Object) -> str:
+    """Return the lines of a definition, decorators included; empty for a module."""
+    return "" if definition.is_module else "\n".join(definition.lines) + "\n"
+
+
+def kind_of(definition: Object) -> str:
+    """Return the kind of a definition, such as ``function`` or ``property``."""
+    return "property" if "property" in definition.labels else definition.kind.value
+
+
+def members(definition: Object) -> dict[str, Object]:
+    """Return what a module or class defines, by name, without imported names."""
+    found = definition.members.items()
+    return {name: each for name, each in found if isinstance(each, Object) and each.lineno}
+
+
+def bases(definition: Object) -> list[str]:
     """Return the dotted names of a class's bases."""
-    listed = getattr(definition.object, "bases", ())
+    listed = getattr(definition, "bases", ())
     return [each if isinstance(each, str) else each.canonical_path for each in listed]
 
 
-def _starred(module: Definition) -> list[str]:
+def _starred(module: Object) -> list[str]:
     """Return the dotted names of the modules from which a module imports everything."""
-    found = module.object.members.items()
+    found = module.members.items()
     return [m.target_path for n, m in found if n.endswith("/*") and isinstance(m, griffe.Alias)]
 
 
 # Comparison
 
 
-def compare(before: Definition | None, after: Definition | None) -> str:
+def compare(before: Object | None, after: Object | None) -> str:
     """Return what became of a definition.
 
     Comments, docstrings and layout do not count.
     """
     if before is None or after is None:
         return NEW if before is None else GONE
-    if before.kind != after.kind or _fields(before) != _fields(after):
+    if kind_of(before) != kind_of(after) or _fields(before) != _fields(after):
         return SIGNATURE
-    if before.name and before.text != after.text:
-        if shape(before.text, head=True) != shape(after.text, head=True):
+    old, new = text_of(before), text_of(after)
+    if old != new and not before.is_module:
+        if shape(old, head=True) != shape(new, head=True):
             return SIGNATURE
-        if shape(before.text) != shape(after.text):
+        if shape(old) != shape(new):
             return BODY
-    return SAME if before.full_name == after.full_name else MOVED
+    return SAME if before.path == after.path else MOVED
 
 
-def _fields(definition: Definition) -> list[str]:
+def _fields(definition: Object) -> list[str]:
     """Return the bases of a class, and its fields: names, types and values."""
-    members = definition.members() if definition.kind == "class" else ()
-    fields = [each.object for each in members if isinstance(each.object, griffe.Attribute)]
+    inner = members(definition).values() if definition.is_class else ()
     return bases(definition) + [
         f"{each.name}: {each.annotation} = {each.value}"
-        for each in fields
-        if "class-attribute" in each.labels or each.value is None
+        for each in inner
+        if isinstance(each, griffe.Attribute)
+        and ("class-attribute" in each.labels or each.value is None)
     ]
 
 

@@ -28,10 +28,12 @@ from review.model import (
     SAME,
     SEAM,
     Change,
-    Definition,
     Model,
+    Object,
     bases,
     compare,
+    kind_of,
+    members,
     module_name,
     parsed,
     shape,
@@ -46,9 +48,9 @@ _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _OURS = PACKAGE.replace("/", ".")
 
 
-#: By module and qualified name of a definition of upstream's: the first reason that it is watched
-#: for (:data:`MIRRORED` to :data:`PATCHED`), and its users: modules of ours, and patches.
-Watch = Mapping[tuple[str, str], tuple[str, list[str]]]
+#: By dotted name of a definition of upstream's: the first reason that it is watched for
+#: (:data:`MIRRORED` to :data:`PATCHED`), and its users: modules of ours, and patches.
+Watch = Mapping[str, tuple[str, list[str]]]
 
 
 def watch_list(overlay: Overlay, patches: Iterable[JudgedPatch], base: Model) -> Watch:
@@ -62,38 +64,36 @@ def watch_list(overlay: Overlay, patches: Iterable[JudgedPatch], base: Model) ->
     Raises:
         OverlayError: a mirrored name is not in the pinned release.
     """
-    watch: dict[tuple[str, str], tuple[str, list[str]]] = {}
+    watch: dict[str, tuple[str, list[str]]] = {}
 
-    def add(kind: str, place: tuple[str, str], user: str) -> None:
-        _, users = watch.setdefault(place, (kind, []))
+    def add(kind: str, name: str, user: str) -> None:
+        _, users = watch.setdefault(name, (kind, []))
         users += [user] if user not in users else []
 
-    def add_members(found: Definition, derived: bool, user: str) -> None:
-        for member in _all_members(found, base) if found.kind == "class" else ():
-            last = member.name.rpartition(".")[2]
-            if (derived and not last.startswith("__")) or last in named:
-                add(IMPORTED, (member.module, member.name), user)
+    def add_members(found: Object, derived: bool, user: str) -> None:
+        for name, member in _all_members(found, base).items() if found.is_class else ():
+            if (derived and not name.startswith("__")) or name in named:
+                add(IMPORTED, member.path, user)
 
     ours = [(p, overlay.origin_of(p).read_text()) for p in overlay.added if p.endswith(".py")]
     named = {name for _, text in ours for name in _names(text)}
     for path, text in ours:
         for line, word in mirrors(text):
             if word != NOTHING:
-                found = _mirrored(base, path, line, word)
-                add(MIRRORED, (found.module, found.name), short(path))
+                add(MIRRORED, _mirrored(base, path, line, word).path, short(path))
     held = list(seams(patches, base))
     for found, patch in held:
-        add(SEAM, (found.module, found.name), patch)
+        add(SEAM, found.path, patch)
     for path, text in ours:
         for name, derived in imported(text):
-            place = None if name.startswith(_OURS) else base.place(name)
-            if place and (used := base.find(*place)):
+            used = None if name.startswith(_OURS) else base.find(name)
+            if used:
                 # An alias is watched by the name that we use, so that it may lead elsewhere.
-                add(IMPORTED, place, short(path))
+                add(IMPORTED, name, short(path))
                 add_members(used, derived, short(path))
     known = set(watch)
-    for module, name in {(found.module, found.name.partition(".")[0]) for found, _ in held}:
-        if (module, name) not in known and (outer := base.find(module, name)):
+    for outer in {each.path: each for each in (makers.outermost(one) for one, _ in held)}.values():
+        if outer.path not in known:
             add_members(outer, False, "the seams")
     return watch
 
@@ -113,9 +113,9 @@ def changes(
         sides: the pinned release, and the one under review.
     """
     base, release = sides
-    holders = {(each.module, each.name) for each, _ in seams(patches, base)}
+    holders = [each for each, _ in seams(patches, base)]
     found = [
-        *(_changed(place, *watched, sides) for place, watched in watch.items()),
+        *(_changed(name, *watched, sides) for name, watched in watch.items()),
         *makers.compare(holders, base, release, overlay.targets),
         *(each for path in overlay.targets for each in _elsewhere_in(path, sides)),
     ]
@@ -125,26 +125,23 @@ def changes(
     return sorted(named.values(), key=lambda each: (order.index(each.kind), each.name))
 
 
-def _changed(
-    place: tuple[str, str], kind: str, users: list[str], sides: tuple[Model, Model]
-) -> Change | None:
+def _changed(name: str, kind: str, users: list[str], sides: tuple[Model, Model]) -> Change | None:
     base, release = sides
-    before, after = base.find(*place), release.find(*place)
+    before, after = base.find(name), release.find(name)
     assert before is not None
-    if after is None and before.name:
+    if after is None and not before.is_module:
         after = release.elsewhere(before, base)
     fate = compare(before, after)
     # But for mirrors, a class is watched by its head, and by the members that we name.
-    if fate == SAME or (fate == BODY and kind != MIRRORED and before.kind == "class"):
+    if fate == SAME or (fate == BODY and kind != MIRRORED and before.is_class):
         return None
     detail = ""  # what the diff does not show
-    if after and before.full_name != after.full_name:
-        detail = f"It is {after.full_name} now."
-    elif after and before.kind != after.kind:
-        detail = f"It was {before.kind}, and is {after.kind}."
+    if after and before.path != after.path:
+        detail = f"It is {after.path} now."
+    elif after and kind_of(before) != kind_of(after):
+        detail = f"It was {kind_of(before)}, and is {kind_of(after)}."
     elif after and bases(before) != bases(after):
         detail = f"Its bases are {', '.join(bases(after)) or 'none'} now."
-    name = ".".join(place).rstrip(".")
     return Change(kind, name, fate, (before, after), tuple(users), detail)
 
 
@@ -154,19 +151,19 @@ def _elsewhere_in(path: str, sides: tuple[Model, Model]) -> Iterator[Change]:
     assert old is not None
     new = new or parsed(path, "")
     yield from _members_changed(old, new)
-    if _statements(sides[0].text(path)) != _statements(sides[1].text(new.path)):
-        yield Change(PATCHED, f"{old.module} (statements)", BODY, (old, new))
+    if _statements(sides[0].text(path)) != _statements(sides[1].text(str(new.filepath))):
+        yield Change(PATCHED, f"{old.path} (statements)", BODY, (old, new))
 
 
-def _members_changed(old: Definition, new: Definition) -> Iterator[Change]:
-    before, after = ({each.name: each for each in side.members()} for side in (old, new))
+def _members_changed(old: Object, new: Object) -> Iterator[Change]:
+    before, after = members(old), members(new)
     for name in dict.fromkeys([*before, *after]):
         one, other = before.get(name), after.get(name)
         fate = compare(one, other)
-        if one and other and fate == BODY and one.kind == "class":
+        if one and other and fate == BODY and one.is_class:
             yield from _members_changed(one, other)
         elif fate != SAME:
-            yield Change(PATCHED, f"{old.module}.{name}", fate, (one, other))
+            yield Change(PATCHED, f"{old.path}.{name}", fate, (one, other))
 
 
 def _statements(text: str) -> list[str]:
@@ -194,9 +191,9 @@ def mirrors(text: str) -> list[tuple[int, str]]:
     ]
 
 
-def _mirrored(base: Model, path: str, line: int, word: str) -> Definition:
+def _mirrored(base: Model, path: str, line: int, word: str) -> Object:
     match = _NAME.fullmatch(word)
-    found = match and base.find(match[1], match[2])
+    found = match and base.find(".".join(match.groups()))
     if not found:
         which = "is not in the pinned release" if match else "is no name of upstream's"
         raise OverlayError(
@@ -208,12 +205,12 @@ def _mirrored(base: Model, path: str, line: int, word: str) -> Definition:
     return found
 
 
-def seams(patches: Iterable[JudgedPatch], base: Model) -> Iterator[tuple[Definition, str]]:
+def seams(patches: Iterable[JudgedPatch], base: Model) -> Iterator[tuple[Object, str]]:
     """Yield each function or class of the pinned release that a patch stands in, and the patch."""
     for judged in patches:
         for hunk in judged.hunks:
-            found = hunk.function and base.find(module_name(hunk.path), hunk.function)
-            if found:
+            found = base.find(f"{module_name(hunk.path)}.{hunk.function}")
+            if hunk.function and found:
                 yield found, judged.patch.name
 
 
@@ -246,18 +243,10 @@ def _names(text: str) -> Iterator[str]:
             yield str(node.value)
 
 
-def _all_members(found: Definition, model: Model) -> Iterator[Definition]:
-    """Yield the members of a class, inherited ones included."""
-    seen: set[str] = set()
-    left = [found]
-    while left:
-        one = left.pop(0)
-        for member in one.members():
-            last = member.name.rpartition(".")[2]
-            if last not in seen:
-                seen.add(last)
-                yield member
-        for dotted in bases(one):
-            place = model.place(dotted)
-            inherited = place and model.find(*place)
-            left += [inherited] if inherited else []
+def _all_members(found: Object, model: Model) -> dict[str, Object]:
+    """Return the members of a class by name, inherited ones included."""
+    inherited: dict[str, Object] = {}
+    for dotted in bases(found):
+        if base := model.find(dotted):
+            inherited = _all_members(base, model) | inherited
+    return inherited | members(found)

@@ -215,11 +215,11 @@ def test_a_mirror_that_the_pinned_release_lacks_is_refused(
 def test_all_that_is_declared_is_in_the_pinned_release() -> None:
     base = from_installation(locate(site=str(UPSTREAM)), OVERLAY)
     listed = watch.watch_list(OVERLAY, [], Model(base))
-    mirrored = {place for place, (kind, _) in listed.items() if kind == model.MIRRORED}
+    mirrored = {name for name, (kind, _) in listed.items() if kind == model.MIRRORED}
     assert {
-        ("vllm.model_executor.layers.utils", "apply_penalties"),
-        ("vllm.v1.sample.ops.bad_words", "apply_bad_words"),
-        ("vllm.v1.worker.gpu.sample.gumbel", "gumbel_sample"),
+        "vllm.model_executor.layers.utils.apply_penalties",
+        "vllm.v1.sample.ops.bad_words.apply_bad_words",
+        "vllm.v1.worker.gpu.sample.gumbel.gumbel_sample",
     } <= mirrored
 
 
