@@ -5,6 +5,7 @@ All of it is below build/try. The environment has the CPU build, which any machi
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -166,13 +167,10 @@ def _run(command: Sequence[str], checkout: Path, log: Path, patience: float) -> 
             return None
         finally:
             # A server is ended by the program that has started it, if that is asked nicely.
-            if process.poll() is None:
-                process.terminate()
-                try:
+            for end in (process.terminate, process.kill):
+                end()
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(120)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
 
 
 # What they need
