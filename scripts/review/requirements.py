@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from packaging.metadata import RawMetadata, parse_email
-from packaging.requirements import Requirement
+from packaging.metadata import Metadata
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -45,8 +44,8 @@ def compare(base: str, release: str) -> list[Asked]:
     """
     if not base or not release:
         return [Asked("METADATA", "known", "not known")] if base or release else []
-    before, after = (parse_email(text)[0] for text in (base, release))
-    builds = [canonicalize_name(fields["name"]) for fields in (before, after)]
+    before, after = map(_fields, (base, release))
+    builds = [canonicalize_name(fields.name) for fields in (before, after)]
     same = builds[0] == builds[1]
     old, new = (_asked(fields, labels=same) for fields in (before, after))
     names = [PYTHON, TORCH, *sorted((old.keys() | new.keys()) - {PYTHON, TORCH}) * same]
@@ -59,10 +58,9 @@ def compare(base: str, release: str) -> list[Asked]:
 
 def torch(metadata: str) -> str:
     """Return the torch that METADATA asks for, without a label such as ``+cpu``; may be empty."""
-    asked = map(Requirement, parse_email(metadata)[0].get("requires_dist", []))
     exact = [
         each.version
-        for requirement in asked
+        for requirement in _fields(metadata).requires_dist or []
         if requirement.name == TORCH
         for each in requirement.specifier
         if each.operator == "=="
@@ -70,16 +68,19 @@ def torch(metadata: str) -> str:
     return Version(exact[-1]).public if exact else ""
 
 
-def _asked(fields: RawMetadata, labels: bool) -> dict[str, list[str]]:
+def _fields(metadata: str) -> Metadata:
+    return Metadata.from_email(metadata, validate=False)
+
+
+def _asked(fields: Metadata, labels: bool) -> dict[str, list[str]]:
     """Return by distribution what is asked for, each version with its condition.
 
     Args:
         fields: of METADATA.
         labels: whether local labels such as ``+cpu`` of torch, and its conditions, count.
     """
-    python = fields.get("requires_python", "any").replace(" ", "").split(",")
-    asked: dict[str, list[str]] = {PYTHON: [f"{PYTHON} {','.join(sorted(python))}"]}
-    for requirement in map(Requirement, fields.get("requires_dist", [])):
+    asked: dict[str, list[str]] = {PYTHON: [f"{PYTHON} {fields.requires_python or 'any'}"]}
+    for requirement in fields.requires_dist or []:
         if "extra" in str(requirement.marker or ""):
             continue
         name = requirement.name = canonicalize_name(requirement.name)

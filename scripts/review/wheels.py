@@ -16,8 +16,7 @@ from pathlib import Path
 
 from overlay.errors import Exit, OverlayError, usage
 from overlay.pin import Pin, is_safe
-from packaging.metadata import parse_email
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.metadata import InvalidMetadata, Metadata
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from series.upstream import Upstream, digest_of
@@ -239,8 +238,12 @@ def _read(wheel: Path, asked: Version) -> tuple[str, str, dict[str, bytes]]:
 
 def _version(wheel: Path, metadata: str, asked: Version) -> str:
     """The version that the metadata states, once it is vLLM's and the one ``asked`` for."""
-    fields, _ = parse_email(metadata)
-    name, version = fields.get("name", ""), fields.get("version", "")
+    fields = Metadata.from_email(metadata, validate=False)
+    try:
+        name, stated = fields.name, fields.version
+        _ = fields.requires_dist, fields.requires_python  # a field is parsed when it is asked for
+    except InvalidMetadata as error:
+        raise _out_of_order(wheel, f"has METADATA that is not in order: {error}") from None
     if canonicalize_name(name) not in PROJECTS:
         raise OverlayError(
             Exit.RELEASE,
@@ -250,25 +253,16 @@ def _version(wheel: Path, metadata: str, asked: Version) -> str:
             found=repr(name),
             next_step="name a wheel of vLLM",
         )
-    for text in fields.get("requires_dist", []):
-        try:
-            Requirement(text)
-        except InvalidRequirement:
-            raise _out_of_order(wheel, f"requires {text!r}, which is no requirement") from None
-    try:
-        stated = Version(version)
-    except InvalidVersion:
-        raise _out_of_order(wheel, f"is of version {version!r}, which is none") from None
     if asked not in (stated, Version(stated.public)):  # 1.0+cpu is a build of 1.0
         raise OverlayError(
             Exit.RELEASE,
             "is of another version than it was asked for as",
             subject=wheel,
             expected=str(asked),
-            found=version,
+            found=str(stated),
             next_step="give the file the name that it was released under, or name another",
         )
-    return version
+    return str(stated)
 
 
 def _out_of_order(wheel: Path, reason: str) -> OverlayError:

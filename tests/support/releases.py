@@ -45,7 +45,7 @@ def wheel(
     *,
     project: str = "vllm",
     version: str = VERSION,
-    requires: str = "",
+    field: str = "",
     without: str = "",
 ) -> bytes:
     """The bytes of a wheel.
@@ -54,12 +54,12 @@ def wheel(
         files: by path.
         project: the distribution.
         version: as the metadata states it.
-        requires: a requirement that the metadata states; may be empty.
+        field: a line more of the metadata; may be empty.
         without: a member that is left out.
     """
     info = f"{project.replace('-', '_')}-{VERSION}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n"
-    metadata += f"Requires-Dist: {requires}\n" if requires else ""
+    metadata += f"{field}\n" if field else ""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, data in {**files, f"{info}/METADATA": f"{metadata}\nText.\n".encode()}.items():
