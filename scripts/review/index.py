@@ -23,10 +23,9 @@ from typing import Any, cast
 import httpx2
 from environment.children import children_environment
 from overlay.errors import Exit, OverlayError, denied
-from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 from series.upstream import digest_of
-from unearth import Link, Package, PackageFinder, TargetPython
+from unearth import Link, Package, PackageFinder
 from unearth.auth import MultiDomainBasicAuth
 from unearth.errors import HashMismatchError, UnpackError
 from unearth.fetchers import DEFAULT_MAX_RETRIES, Fetcher, PyPIClient
@@ -34,12 +33,6 @@ from unearth.fetchers import DEFAULT_MAX_RETRIES, Fetcher, PyPIClient
 STATED = "the package index's checksum"
 LOCAL = "the checksum of a local file that pip is configured to use"
 
-#: A release holds the same Python files for every architecture; the first available is taken.
-_LINUX = [
-    f"{name}_{architecture}"
-    for architecture in ("x86_64", "aarch64")
-    for name in (*(f"manylinux_2_{n}" for n in range(49, 16, -1)), "manylinux2014", "manylinux1")
-]
 _TRUE = ("1", "true", "yes", "on", "y", "t")
 #: The index has no such project, or shows it to nobody.
 _NOT_LISTED = (403, 404)
@@ -70,11 +63,6 @@ class Archive:
         """The file name."""
         return self.link.filename
 
-    def fits(self, target: TargetPython) -> bool:
-        """Whether it is a wheel for ``target``."""
-        tags = target.supported_tags()
-        return self.link.is_wheel and not parse_wheel_filename(self.name)[3].isdisjoint(tags)
-
 
 class PackageIndex:
     """Everything that pip would search: indexes, find-links pages and local folders.
@@ -83,22 +71,17 @@ class PackageIndex:
         OverlayError: pip's configuration cannot be read.
     """
 
-    #: Wheels for another Python or machine are never needed: no code of a release is run.
-    target = TargetPython(py_ver=(3, 13), impl="cp", platforms=_LINUX)
-
     def __init__(self) -> None:
         settings = _pip_settings()
-        indexes = settings.get("extra-index-url", "").split()
+        default = PackageFinder().sources[0]["url"]  # an empty finder knows it
+        indexes = [settings.get("index-url", default)]
+        indexes += settings.get("extra-index-url", "").split()
         if settings.get("no-index", "").lower() in _TRUE:
             indexes = []
-        else:
-            # An empty finder knows the default.
-            default = PackageFinder().sources[0]["url"]
-            indexes.insert(0, settings.get("index-url", default))
         self._client = _Client(settings, indexes)
         # unearth's own client does not fit its protocol to the letter either.
         fetcher = cast("Fetcher", self._client)
-        self._finder = PackageFinder(fetcher, target_python=self.target, ignore_compatibility=True)
+        self._finder = PackageFinder(fetcher, ignore_compatibility=True)
         self._finder.sources = [{"url": url, "type": "index"} for url in indexes]
         for place in settings.get("find-links", "").split():
             path = Path(place).expanduser()
@@ -106,7 +89,7 @@ class PackageIndex:
                 self._finder.add_find_links(place if "://" in place else str(path))
 
     def archives(self, project: str, version: Version) -> list[Archive]:
-        """All wheels and source archives of a release, the best for :attr:`target` first.
+        """All wheels and source archives of a release, of any Python and machine.
 
         Raises:
             UnreachableError: there are none, and an index did not answer.
@@ -149,21 +132,14 @@ class PackageIndex:
         target = folder / archive.name
         if target.is_file() and digest_of(target) == sha256:
             return target
+        self._client.failure = ""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".part-", dir=folder.resolve()) as aside:
-                file = self._downloaded(archive, sha256, Path(aside))
-                if file.parent != Path(aside):  # a local file is not downloaded, and stays
+                file = self._finder.download(archive.link, aside, {"sha256": [sha256]})
+                if archive.link.is_file:  # it is not downloaded, and stays
                     file = Path(shutil.copy(file, aside))
                 file.replace(target)
-        except OSError as error:
-            raise denied(error, "the release was not fetched") from None
-        return target
-
-    def _downloaded(self, archive: Archive, sha256: str, folder: Path) -> Path:
-        self._client.failure = ""
-        try:
-            return self._finder.download(archive.link, folder, {"sha256": [sha256]})
         except HashMismatchError as error:
             reason = "what the package index sends is not what it lists"
             if archive.sha256 != sha256:
@@ -176,6 +152,9 @@ class PackageIndex:
                 subject=archive.name,
                 next_step="run it again, or name a wheel file and give SHA256=its checksum",
             ) from None
+        except OSError as error:
+            raise denied(error, "the release was not fetched") from None
+        return target
 
 
 def fetch_sdist(project: str, version: str, sha256: str, folder: Path) -> Path:

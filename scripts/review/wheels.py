@@ -178,7 +178,9 @@ def _fetch(
     """
     index = PackageIndex()
     listed = _listed(index, version)
-    archive = next((each for each in listed if each.fits(index.target)), None)
+    # No code of it is run, so that it may be for another Python or machine.
+    fitting = [each for each in listed if each.link.is_wheel and "linux" in each.name]
+    archive = min(fitting, key=lambda each: "x86_64" not in each.name, default=None)
     if archive is None:
         raise OverlayError(
             Exit.ABSENT,
