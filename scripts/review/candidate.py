@@ -102,12 +102,13 @@ def make(
 
 def _faults(merged: Merged, base: Upstream, release: Upstream) -> Iterator[str]:
     theirs = {path: release.read(path) for path in sorted(set(merged.texts) - merged.conflicts)}
-    whole = {}
-    for path, text in theirs.items():
-        if merged.texts[path] != text and (fault := _syntax(path, merged.texts[path])):
+    whole = {
+        path: merged.texts[path] for path, text in theirs.items() if merged.texts[path] != text
+    }
+    for path in list(whole):
+        if fault := _syntax(path, whole[path]):
+            del whole[path]
             yield fault
-        elif merged.texts[path] != text:
-            whole[path] = merged.texts[path]
     for path, text in whole.items():
         sides = (base.read(path), merged.overlaid[path], theirs[path])
         before, ours, there = map(_bound, sides)
@@ -116,7 +117,15 @@ def _faults(merged: Merged, base: Upstream, release: Upstream) -> Iterator[str]:
             last = name.rpartition(".")[2].encode()
             if text.count(last) > theirs[path].count(last):
                 yield f"{path}: a patch puts {name} there, and the release has one of its own now"
-    yield from _undefined(theirs, merged.overlaid, whole)
+    old: Counter[tuple[str, str]] = Counter()
+    for side in (theirs, merged.overlaid):
+        findings = _ruff({path: side[path] for path in whole})
+        old |= Counter((path, _unnumbered(said)) for path, _, said in findings)
+    for path, line, said in _ruff(whole):
+        if old[path, _unnumbered(said)]:
+            old[path, _unnumbered(said)] -= 1
+        else:
+            yield f"{path}, line {line}: {said}"
 
 
 def _syntax(path: str, text: bytes) -> str:
@@ -136,36 +145,15 @@ def _bound(text: bytes) -> set[str]:
     return {extent.name for extent in extents(text)} | set(assigned)
 
 
-def _undefined(
-    release: Mapping[str, bytes], overlaid: Mapping[str, bytes], candidate: Mapping[str, bytes]
-) -> Iterator[str]:
-    """Yield ruff's findings that are new in the candidate's files."""
-    if not candidate:
-        return
-    sides = {"release": release, "overlaid": overlaid, "candidate": candidate}
-    found: dict[str, list[tuple[str, int, str]]] = {side: [] for side in sides}
-    with tempfile.TemporaryDirectory(prefix="overlay-ruff-") as scratch:
-        folder = Path(scratch).resolve()
-        for side, texts in sides.items():
-            for path in candidate:
-                write_file(folder / side / path, texts[path])
-        for side, path, line, text in _ruff(folder):
-            found[side].append((path, line, text))
-    old: Counter[tuple[str, str]] = Counter()
-    for side in ("release", "overlaid"):
-        old |= Counter((path, _unnumbered(text)) for path, _, text in found[side])
-    for path, line, text in found["candidate"]:
-        if old[path, _unnumbered(text)]:
-            old[path, _unnumbered(text)] -= 1
-        else:
-            yield f"{path}, line {line}: {text}"
-
-
-def _ruff(folder: Path) -> Iterator[tuple[str, str, int, str]]:
-    """Yield side, path, line and sentence of each of ruff's findings in a directory of sides."""
+def _ruff(texts: Mapping[str, bytes]) -> Iterator[tuple[str, int, str]]:
+    """Yield path, line and sentence of each of ruff's findings in these files."""
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--quiet"]
     command += ["--exit-zero", "--select", _RULES, "--output-format", "json", "."]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory(prefix="overlay-ruff-") as scratch:
+        folder = Path(scratch).resolve()
+        for path, text in texts.items():
+            write_file(folder / path, text)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OverlayError(
             Exit.FAULT,
@@ -175,8 +163,8 @@ def _ruff(folder: Path) -> Iterator[tuple[str, str, int, str]]:
     for entry in json.loads(done.stdout):
         # A syntax that ruff's Python has not was compiled above.
         if entry["code"] in _RULES.split(","):
-            side, _, path = Path(entry["filename"]).relative_to(folder).as_posix().partition("/")
-            yield side, path, entry["location"]["row"], f"{entry['message']} ({entry['code']})"
+            path = Path(entry["filename"]).relative_to(folder).as_posix()
+            yield path, entry["location"]["row"], f"{entry['message']} ({entry['code']})"
 
 
 def _unnumbered(text: str) -> str:
