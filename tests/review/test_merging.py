@@ -89,18 +89,6 @@ def test_lines_that_look_like_gits_marks_are_none() -> None:
     assert sides(hunk)[0] == ["        self.wait(1)"]
 
 
-def test_a_hunk_that_merges_into_another_function() -> None:
-    edits = (("def finish(", "def other("), ("def drop(", "def finish("))
-    (hunk,) = merged(series.replaced(RUNNER, *edits)).patches[1].hunks
-    assert (hunk.verdict, hunk.function, hunk.release_function) == (
-        "applies",
-        "Runner.finish",
-        "Runner.other",
-    )
-    (same,) = merged(RUNNER).patches[1].hunks
-    assert same.release_function == same.function == "Runner.finish"
-
-
 def test_lines_that_end_as_on_windows_conflict_as_others_do() -> None:
     text, release = (
         each.replace("\n", "\r\n")

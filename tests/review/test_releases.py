@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from overlay import pin
-from overlay.installation import locate
 from overlay.patches import Series
 from overlay.pin import sha256
 from review import model, review, words
@@ -18,10 +17,10 @@ from review.review import Review
 from review.runners import VARIABLE
 from review.wheels import Release
 from series import errata
-from series.upstream import Upstream, from_installation
 from support import releases
 from support.cherry_pick import assert_same_as_git
-from support.sites import OVERLAY, REPO, UPSTREAM
+from support.releases import pinned
+from support.sites import OVERLAY, REPO
 
 pytestmark = pytest.mark.slow
 
@@ -29,21 +28,15 @@ Real = tuple[Release, Review, Path]
 
 
 @pytest.fixture(scope="module")
-def base() -> Upstream:
-    """Upstream's files of the pinned release."""
-    return from_installation(locate(site=str(UPSTREAM)), OVERLAY)
-
-
-@pytest.fixture(scope="module")
-def reviews(base: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Real]:
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Real]:
     """Reviews of real releases, each made once: the release, the review, and its folder."""
     folder = tmp_path_factory.mktemp("reviews")
-    model = Model(base)
+    model = Model(pinned())
 
     @cache
     def reviewed(version: str) -> Real:
         wheel = releases.release(version)
-        result = review.of_release(OVERLAY, base, wheel, folder, model=model)
+        result = review.of_release(OVERLAY, pinned(), wheel, folder, model=model)
         return wheel, result, folder / wheel.version
 
     return reviewed
@@ -54,11 +47,11 @@ def real(request: pytest.FixtureRequest, reviews: Callable[[str], Real]) -> Real
     return reviews(request.param)
 
 
-def test_verdicts_are_those_of_git(real: Real, base: Upstream, tmp_path: Path) -> None:
+def test_verdicts_are_those_of_git(real: Real, tmp_path: Path) -> None:
     wheel, result, _ = real
     before, after = (
         {path: up.read(path) if path in up.paths else b"" for path in OVERLAY.targets}
-        for up in (base, wheel.upstream)
+        for up in (pinned(), wheel.upstream)
     )
     assert_same_as_git(tmp_path / "tree", OVERLAY.series, before, after, result.merged)
 

