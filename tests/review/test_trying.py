@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from overlay.errors import Exit
+from overlay.errors import Exit, OverlayError
 from overlay.source import Overlay
 from packaging.version import Version
 from review import __main__ as program
 from review import review, trying
-from review.index import UnreachableError
 from review.review import Review
 from support import reviews, series
 from support.reviews import prepare
@@ -158,7 +157,7 @@ def test_a_release_that_cannot_be_installed_is_not_tried(
     assert machine.commands == []
 
     def refuse() -> None:
-        raise UnreachableError(Exit.ABSENT, "no route", next_step="wait")
+        raise OverlayError(Exit.ABSENT, "no route", next_step="wait")
 
     monkeypatch.setattr(trying, "PackageIndex", refuse)
     assert "no route" in details(reviewed(tmp_path))["environment"]
