@@ -7,16 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from review import model, runners, words
-from review.markup import (
-    anchor_of,
-    at,
-    code,
-    escape,
-    fenced,
-    folded,
-    headed,
-    table,
-)
+from review.markup import anchor_of, at, code, escape, fenced, folded, headed, table
 from review.merging import JudgedHunk, JudgedPatch
 from review.model import GONE, NEW, Change
 

@@ -16,17 +16,7 @@ from series import errata
 from series.tree import write_file
 from series.upstream import Upstream
 
-from review import (
-    candidate,
-    merging,
-    model,
-    page,
-    report,
-    requirements,
-    runners,
-    watch,
-    words,
-)
+from review import candidate, merging, model, page, report, requirements, runners, watch, words
 from review.candidate import Candidate
 from review.merging import Merged
 from review.model import Change, Model

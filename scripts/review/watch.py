@@ -180,8 +180,7 @@ def _statements(text: str) -> list[str]:
 
 def short(path: str) -> str:
     """Return the name of one of our modules below the package, from its path."""
-    dotted = path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-    return dotted.removeprefix(_OURS).lstrip(".")
+    return module_name(path).removeprefix(_OURS).lstrip(".")
 
 
 def mirrors(text: str) -> list[tuple[int, str]]:
