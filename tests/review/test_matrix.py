@@ -1,5 +1,6 @@
 """Several releases in one table: its cells, where they lead, and how it ends."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,6 @@ from review.matrix import Column
 from review.wheels import Release
 from support import worded
 from support.reviews import prepare
-from support.tables import rows
 
 RELEASES: dict[str, Callable[[str], Release]] = {
     "0.23.0": worded.release,
@@ -31,8 +31,11 @@ class Made:
 
     @property
     def cells(self) -> dict[str, list[str]]:
-        """The cells of each row behind its first."""
-        return {row[0]: row[1:] for row in rows((self.folder / matrix.MARKDOWN).read_text())}
+        """The cells of each row behind its first; every row has as many."""
+        text = (self.folder / matrix.MARKDOWN).read_text()
+        found = [re.split(r"(?<!\\) ?\| ?", row)[1:-1] for row in re.findall(r"^\|.*", text, re.M)]
+        assert len({len(row) for row in found}) == 1
+        return {row[0]: row[1:] for row in found}
 
 
 def make(

@@ -62,7 +62,9 @@ BASE: Mapping[str, str] = {
     CONFIG: SELECTOR,
     V2: '"""Runs anew."""\n\n\nclass GPUModelRunner:\n    pass\n',
 }
-METADATA = "Metadata-Version: 2.1\nName: vllm\nRequires-Python: >=3.10\nRequires-Dist: {}\n\n"
+METADATA = (
+    "Metadata-Version: 2.1\nName: vllm\nRequires-Python: >=3.10\nRequires-Dist: torch==2.11.0\n\n"
+)
 
 #: What each patch replaces: the imports, a feature's seam, and the seams of two fixes.
 EDITS = (
@@ -123,9 +125,9 @@ ON_V2 = frozenset({GAMMA})
 }  # fmt: skip
 
 
-def upstream(texts: Mapping[str, str] = BASE, torch: str = "torch==2.11.0") -> Upstream:
-    """A release of these files, that asks for this torch."""
-    return replace(series.upstream(texts), metadata=METADATA.format(torch))
+def upstream(texts: Mapping[str, str] = BASE) -> Upstream:
+    """A release of these files."""
+    return replace(series.upstream(texts), metadata=METADATA)
 
 
 def checkout(root: Path) -> Overlay:
@@ -139,13 +141,13 @@ def checkout(root: Path) -> Overlay:
     return overlay
 
 
-def release(version: str, *edits: tuple[str, str, str], torch: str = "torch==2.11.0") -> Release:
+def release(version: str, *edits: tuple[str, str, str]) -> Release:
     """A later release: each edit is a file, the old text and the new one."""
     texts = dict(BASE)
     for path, old, new in edits:
         texts[path] = replaced(texts[path], (old, new)) if old else new
     wheel = f"vllm-{version}-py3-none-any.whl"
-    return Release(version, wheel, "a" * 64, "a test's", upstream(texts, torch))
+    return Release(version, wheel, "a" * 64, "a test's", upstream(texts))
 
 
 #: The edits that bring one model more to Model Runner V2.
