@@ -263,6 +263,7 @@ def test_local_files_are_found_without_an_index(
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / CPU).write_bytes(data)
     (tmp_path / "page.html").write_text(f'<a href="local/{CPU}#sha256={sha256(data)}">it</a>')
+    index.files = {CPU: data}
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path / 'none'} {tmp_path / links}")
     # Settings for installing do not interfere.
