@@ -1,13 +1,11 @@
 """The fix drafter-ranks: each data-parallel rank takes part when others draft.
 
-Two ranks are two runners in threads, and each of the drafter's collectives is a barrier. Real
-are ``sample_tokens``, which decides whether to draft, and the drafter's ``dummy_run``.
+Ranks go on if they make the same collectives. Real are ``sample_tokens``, which decides whether
+to draft, and the drafter's ``dummy_run``. The pinned runner has the fault, which is asserted as
+well: with the fix off ours has it.
 """
 
 import contextlib
-import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -17,35 +15,43 @@ import torch
 from support import modules
 from support.batches import empty
 from vllm.config.compilation import CUDAGraphMode
-from vllm.v1.readiness.engine import switch
 from vllm.v1.spec_decode.eagle import EagleProposer
 
+FIX = "drafter-ranks"
 DRAFTS = 3
 LENGTH = 100
+FITS, TOO_LONG = LENGTH - DRAFTS, LENGTH - DRAFTS + 1
+#: The collectives of proposing drafts: two agreements with other ranks, and a forward pass a draft.
+PROPOSAL = ["agreement", "pass", "agreement", "pass", "pass"]
 
 
 class DraftedError(Exception):
     """The step has come past its drafts."""
 
 
-def rank(load: Any, barrier: threading.Barrier, length: int, padded: bool, ranks: int = 2) -> Any:
-    """A runner whose longest request has so many tokens."""
-    module = load(modules.RUNNER)
-    runner = object.__new__(module.GPUModelRunner)
-    metadata = SimpleNamespace(max_seq_len=length)
-    scheduled = SimpleNamespace(total_num_scheduled_tokens=1)
-    state = (scheduled, None, None, metadata, *[None] * 6)
-    sampled = SimpleNamespace(sampled_token_ids=torch.zeros(1, 1))
+def collectives(side: str, length: int, padded: bool = True, ranks: int = 2) -> list[str]:
+    """Run a step as far as its drafts, and return the collectives of its drafter.
 
-    def past_drafts(*_: Any) -> None:
-        raise DraftedError
+    Args:
+        side: one of :data:`modules.SIDES`.
+        length: of the rank's longest request.
+        padded: whether the drafter's batch is.
+        ranks: number of data-parallel ranks.
+    """
+    load = modules.of_side(side)
+    runner = object.__new__(load(modules.RUNNER).GPUModelRunner)
+    made: list[str] = []
 
     def propose(*_: Any) -> torch.Tensor:
-        return collectives(barrier)
+        made.extend(PROPOSAL)
+        return torch.zeros(1, DRAFTS)
 
     vars(runner).update(
-        execute_model_state=state,
-        _sample=lambda *_: sampled,
+        execute_model_state=(
+            SimpleNamespace(total_num_scheduled_tokens=1),
+            *(None, None, SimpleNamespace(max_seq_len=length), *[None] * 6),
+        ),
+        _sample=lambda *_: SimpleNamespace(sampled_token_ids=torch.zeros(1, 1)),
         _update_states_after_model_execute=lambda *_: None,
         use_async_scheduling=False,
         input_batch=empty(load, 16, max_num_reqs=2, length=8),
@@ -62,28 +68,27 @@ def rank(load: Any, barrier: threading.Barrier, length: int, padded: bool, ranks
             use_ngram_gpu=lambda: False,
             disable_padded_drafter_batch=not padded,
         ),
-        drafter=drafter(barrier),
+        drafter=drafter(made),
         propose_draft_token_ids=propose,
         _copy_draft_token_ids_to_cpu=lambda *_, **__: None,
         _bookkeeping_sync=lambda *_: (None,) * 7,
-        finalize_kv_connector=past_drafts,
+        finalize_kv_connector=mock.Mock(side_effect=DraftedError),
     )
-    return runner
+    context = "vllm.v1.spec_decode.llm_base_proposer.set_forward_context"
+    with (
+        mock.patch(context, lambda *_, **__: contextlib.nullcontext()),
+        pytest.raises(DraftedError),
+    ):
+        runner.sample_tokens(None)
+    return made
 
 
-def collectives(barrier: threading.Barrier) -> torch.Tensor:
-    """The collectives of proposing drafts: two agreements, and a forward pass a draft."""
-    for _ in range(2 + DRAFTS):
-        barrier.wait()
-    return torch.zeros(1, DRAFTS)
-
-
-def drafter(barrier: threading.Barrier) -> Any:
-    """A drafter whose agreements with other ranks, and forward passes, are collectives."""
+def drafter(made: list[str]) -> Any:
+    """A drafter that notes its agreements with other ranks, and its forward passes."""
 
     def agree(count: int, use_cudagraphs: bool = True) -> Any:
         assert use_cudagraphs
-        barrier.wait()
+        made.append("agreement")
         return CUDAGraphMode.NONE, count, None
 
     proposer = object.__new__(EagleProposer)
@@ -97,61 +102,18 @@ def drafter(barrier: threading.Barrier) -> Any:
         _draft_attn_layer_names=set(),
         _get_positions=torch.zeros,
         _determine_batch_execution_and_padding=agree,
-        model=lambda **_: barrier.wait(),
+        model=lambda **_: made.append("pass"),
     )
     return proposer
 
 
-def step(runner: Any) -> str:
-    """Run a step as far as its drafts."""
-    try:
-        runner.sample_tokens(None)
-    except DraftedError:
-        return "drafted"
-    except threading.BrokenBarrierError:
-        return "waits for ever"
-    raise AssertionError
-
-
-def outcomes(
-    load: Any, value: str, *lengths: int, padded: bool, patience: float = 10.0
-) -> list[str]:
-    """Run two ranks whose longest requests have these ``lengths``, and return their outcomes.
-
-    A rank that waits longer than ``patience`` seconds is taken to wait forever.
-    """
-    barrier = threading.Barrier(2, timeout=patience)
-    with (
-        mock.patch.dict(os.environ, {switch.NAME: value}),
-        mock.patch(
-            "vllm.v1.spec_decode.llm_base_proposer.set_forward_context",
-            lambda *_, **__: contextlib.nullcontext(),
-        ),
-        ThreadPoolExecutor() as pool,
-    ):
-        runners = [rank(load, barrier, length, padded) for length in lengths]
-        return list(pool.map(step, runners))
-
-
-FITS, TOO_LONG = LENGTH - DRAFTS, LENGTH - DRAFTS + 1
-
-
 @pytest.mark.parametrize("padded", [True, False])
-def test_no_rank_waits_for_one_that_does_not_draft(padded: bool) -> None:
-    lengths, short = (FITS, TOO_LONG), 0.3
-    stock = outcomes(modules.pristine, "", *lengths, padded=padded, patience=short)
-    off = outcomes(modules.overlaid, "-drafter-ranks", *lengths, padded=padded, patience=short)
-    assert stock == off == ["waits for ever", "drafted"]
-    ours = outcomes(modules.overlaid, "", *lengths, padded=padded)
-    assert ours == ["drafted", "drafted"]
-
-
-@pytest.mark.parametrize("lengths", [(FITS, FITS), (TOO_LONG, TOO_LONG)])
-def test_ranks_that_agree_go_on(lengths: tuple[int, int]) -> None:
-    assert outcomes(modules.overlaid, "", *lengths, padded=True) == ["drafted", "drafted"]
+def test_a_rank_that_does_not_draft_makes_the_collectives_of_one_that_does(
+    side: str, padded: bool
+) -> None:
+    assert collectives(side, FITS, padded) == PROPOSAL
+    assert collectives(side, TOO_LONG, padded) == (PROPOSAL if side == "ours" else [])
 
 
 def test_a_single_rank_runs_no_drafter_that_it_does_not_need() -> None:
-    barrier = threading.Barrier(2, timeout=0.1)
-    runner = rank(modules.overlaid, barrier, TOO_LONG, padded=True, ranks=1)
-    assert step(runner) == "drafted"
+    assert collectives("ours", TOO_LONG, ranks=1) == []
