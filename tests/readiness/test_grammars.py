@@ -165,46 +165,19 @@ def test_only_masks_that_there_are_are_sent() -> None:
     assert sizes[1:] == [8 * 4000]
 
 
-class OnDevice(torch.Tensor):  # type: ignore[misc]
-    """Logits that say that they are on a device."""
-
-    is_cpu = False
-
-
-@contextmanager
-def pageable(device: Device) -> Iterator[None]:
-    """Have copies from pageable memory wait as CUDA's do: for all that was launched before."""
-    to = torch.Tensor.to
-
-    def wait(self: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
-        if named.get("non_blocking") and self.nbytes > STAGED and device._memory(self) is None:
-            device.default.synchronize()
-        return to(self, *args, **named)
-
-    with mock.patch.object(torch.Tensor, "to", wait):
-        yield
-
-
-def test_upstream_waits_for_the_forward_pass_and_we_do_not() -> None:
-    """A tenth of a batch has a grammar."""
+def test_nothing_is_sent_from_pageable_memory() -> None:
+    """CUDA would wait for the forward pass, as upstream does. A tenth of a batch has a grammar."""
     names = [f"r{number}" for number in range(30)]
     step = Step(names, names[:3], {}, 0, 151_936)
     expected = step.stock()
-    with simulated([]) as (device, feature), pageable(device):
-        forward = torch.Event()
-        computed = device.allocate(4).view(torch.int32)
-        computed.copy_(torch.ones(1, dtype=torch.int32), non_blocking=True)
-        forward.record()
-        ours = step.logits.clone().as_subclass(OnDevice)
-        feature.batch = step.batch
-        assert feature.apply_grammars(step.scheduled, step.output, ours)
-        assert not forward.passed()
-        assert device.stream_waits == 0
-        assert batches.same_bits(ours.as_subclass(torch.Tensor), expected)
-        theirs = step.logits.clone().as_subclass(OnDevice)
-        apply_grammar_bitmask(step.scheduled, step.output, step.batch, theirs)
-        assert forward.passed()
-        assert device.stream_waits == 1
+    to = torch.Tensor.to
+    with (
+        simulated([]) as (device, feature),
+        mock.patch.object(torch.Tensor, "to", autospec=True, side_effect=to) as sent,
+    ):
+        assert batches.same_bits(step.ours(feature), expected)
+        tensors = [call.args[0] for call in sent.mock_calls]
+        assert not [each for each in tensors if each.nbytes > STAGED and not device._memory(each)]
 
 
 def test_what_is_unknown_is_upstreams() -> None:
@@ -252,27 +225,24 @@ def test_the_feature_follows_an_input_batch() -> None:
         )
 
 
+class SampledError(Exception):
+    """The runner has come to its sampler."""
+
+
 @pytest.mark.parametrize("served", [True, False])
 def test_the_runner_asks_the_feature_first(served: bool) -> None:
     """Upstream's function is called if the feature leaves the step to it."""
-    runner = modules.overlaid(modules.RUNNER)
-    called: list[str] = []
-
-    def apply(*_: Any) -> bool:
-        called.append("ours")
-        return served
-
-    class Stop(Exception):
-        pass
-
-    state = SimpleNamespace()
-    vars(live.of(state))["apply_grammars"] = apply
-    one = SimpleNamespace(
-        execute_model_state=(*[None] * 10,), input_batch=state, _sample=mock.Mock(side_effect=Stop)
+    module = modules.overlaid(modules.RUNNER)
+    calls = mock.Mock()
+    calls.ours.return_value = served
+    calls.sample.side_effect = SampledError
+    batch = SimpleNamespace()
+    vars(live.of(batch))["apply_grammars"] = calls.ours
+    runner = SimpleNamespace(
+        execute_model_state=(*[None] * 10,), input_batch=batch, _sample=calls.sample
     )
-    upstreams = mock.patch.object(
-        runner, "apply_grammar_bitmask", lambda *_: called.append("upstream's")
-    )
-    with upstreams, pytest.raises(Stop):
-        runner.GPUModelRunner.sample_tokens(one, SimpleNamespace())
-    assert called == (["ours"] if served else ["ours", "upstream's"])
+    upstreams = mock.patch.object(module, "apply_grammar_bitmask", calls.upstreams)
+    with upstreams, pytest.raises(SampledError):
+        module.GPUModelRunner.sample_tokens(runner, SimpleNamespace())
+    names = [name for name, *_ in calls.mock_calls]
+    assert names == ["ours", *["upstreams"] * (not served), "sample"]
