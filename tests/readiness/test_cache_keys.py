@@ -138,24 +138,21 @@ def test_a_turn_that_adds_items_to_a_session_is_keyed_by_all(
     assert (found[0][1] == found[1][1]) == (side != "ours")
 
 
-@pytest.mark.parametrize("how", ["in place", "removed", "by a request"])
-def test_an_adapter_that_was_replaced_shares_no_block(side: str, how: str) -> None:
-    old = hashes(side, lora_request=adapter())
-    inplace = adapter(load_inplace=True)
-    if how == "by a request":
-        new = hashes(side, lora_request=inplace)
-    else:
-        cache_keys.replaced(inplace if how == "in place" else inplace.lora_int_id)
-        new = hashes(side, lora_request=adapter())
-    assert (old[0] == new[0]) == (side != "ours")
-    assert hashes(side, lora_request=adapter(number=2)) != old or side != "ours"
+IN_PLACE = adapter(load_inplace=True)
 
 
-def test_a_load_that_changes_nothing_keeps_the_blocks(side: str) -> None:
+@pytest.mark.parametrize(
+    ("load", "changes"),
+    [
+        *((IN_PLACE, True), (IN_PLACE.lora_int_id, True)),
+        *((adapter(), False), (adapter(number=2, load_inplace=True), False)),
+    ],
+)
+def test_an_adapter_that_was_replaced_shares_no_block(side: str, load: Any, changes: bool) -> None:
     old = hashes(side, lora_request=adapter())
-    cache_keys.replaced(adapter())
-    cache_keys.replaced(adapter(number=2, load_inplace=True))
-    assert hashes(side, lora_request=adapter()) == old
+    cache_keys.replaced(load)
+    new = hashes(side, lora_request=adapter())
+    assert (old[0] != new[0]) == (changes and side == "ours")
 
 
 def test_a_waiting_request_is_hashed_again(side: str) -> None:
