@@ -13,7 +13,6 @@ from support import batches, grammars, modules
 from support.grammars import EOS, likings, tokens
 from support.scheduling import VOCABULARY
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.readiness.sample import closed_grammars
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 
 FIX = "closed-grammars"
@@ -73,15 +72,12 @@ def test_others_keep_their_min_tokens(side: str, monkeypatch: pytest.MonkeyPatch
         "no minimum": (SEVEN, {}),
     }
     if side == "ours":  # elsewhere it would end with an error
-        asked = {"a complete grammar": (SEVEN, {"min_tokens": MINIMUM})} | asked
-    outputs = outputs_of(side, asked, monkeypatch)
-    sevens = (tokens("7") * MINIMUM + [EOS], "stop")
-    assert outputs.pop("a complete grammar", None) in (None, ([*tokens("7"), EOS], "stop"))
-    assert outputs == {
-        "no grammar": sevens,
-        "a grammar that goes on": sevens,
-        "no minimum": ([*tokens("7"), EOS], "stop"),
+        asked["a complete grammar"] = (SEVEN, {"min_tokens": MINIMUM})
+    right = {
+        name: (tokens("7") * (1 if grammar == SEVEN else MINIMUM) + [EOS], "stop")
+        for name, (grammar, _) in asked.items()
     }
+    assert outputs_of(side, asked, monkeypatch) == right
 
 
 def filled(side: str) -> Any:
@@ -93,6 +89,16 @@ def filled(side: str) -> Any:
         batch.add_request(batches.state(batches.Spec([1], [], params), f"r{number}"))
     batch.refresh_metadata()
     return batch
+
+
+def min_tokens(batch: Any) -> Any:
+    """Return a batch's processor of min_tokens."""
+    (processor,) = (
+        each
+        for each in batch.logitsprocs.non_argmax_invariant
+        if isinstance(each, MinTokensLogitsProcessor)
+    )
+    return processor
 
 
 def only(*allowed: int) -> torch.Tensor:
@@ -112,12 +118,7 @@ def test_only_what_would_be_empty_is_left_as_it_was(side: str, drafts: list[int]
         kinds = (only(EOS), only(9, EOS), only(5), only(5, EOS), only())
         chosen = torch.randint(len(kinds), (count,), generator=generator).tolist()
         before = torch.stack([kinds[kind] for kind in chosen])
-        (processor,) = (
-            p
-            for p in batch.logitsprocs.non_argmax_invariant
-            if isinstance(p, MinTokensLogitsProcessor)
-        )
-        logits = before.clone()
+        processor, logits = min_tokens(batch), before.clone()
         if drafts is None:
             processor.apply(logits)
             owners = list(range(5))
@@ -139,29 +140,22 @@ def test_the_rows_of_grammars_follow_their_requests() -> None:
     batch.condense()
     batch.refresh_metadata()
     logits = only(EOS).repeat(4, 1)
-    for processor in batch.logitsprocs.non_argmax_invariant:
-        processor.apply(logits)
+    min_tokens(batch).apply(logits)
     kept = {name for name, row in batch.req_id_to_index.items() if not logits[row].isneginf().all()}
     assert kept == {"r2", "r3", "r4"}
     for name in ("r2", "r4"):
         batch.remove_request(name)
     batch.condense()
     batch.refresh_metadata()
-    (processor,) = (
-        p for p in batch.logitsprocs.non_argmax_invariant if type(p) is closed_grammars.MinTokens
-    )
-    assert processor.min_toks
-    assert processor._guarded is None
+    assert min_tokens(batch).min_toks
+    assert min_tokens(batch)._guarded is None
 
 
 def test_a_processor_of_the_user_is_left_alone() -> None:
     class Derived(MinTokensLogitsProcessor):  # type: ignore[misc]
         """A processor that is not upstream's own."""
 
-    processors = own_processors()
-    for index, processor in enumerate(processors.non_argmax_invariant):
-        if type(processor) is MinTokensLogitsProcessor:
-            processor.__class__ = Derived
-            place = index
-    batches.empty(modules.overlaid, VOCABULARY, logitsprocs=processors)
-    assert type(processors.non_argmax_invariant[place]) is Derived
+    batch = batch_of("pinned")
+    min_tokens(batch).__class__ = Derived
+    batches.empty(modules.overlaid, VOCABULARY, logitsprocs=batch.logitsprocs)
+    assert type(min_tokens(batch)) is Derived
