@@ -70,10 +70,6 @@ def test_a_penalised_request_joins_others_without_a_wait() -> None:
     assert settled == {req_id: lockstep.truth(req_id) for req_id in (*others, late)}
     assert all(token % 2 == 0 for token in settled[late])
     assert any(token % 2 for token in settled[others[0]])
-    # For that, upstream's min_tokens last too long for the others.
-    theirs = lockstep.stock.batch.req_output_token_ids[0]
-    assert theirs is not None
-    assert len(theirs) < len(settled[others[0]])
 
 
 def test_a_processor_must_say_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,12 +68,9 @@ SAME, MOVED = range(20), [*range(1, 20), 0]
 STEPS = {
     "the batch before": Step(DECODES, SAME, []),
     "moved": Step(DECODES, MOVED, []),
-    "a new prompt": Step([*DECODES[1:], Row(3, 0, 0, 3, known=False)], SAME, []),
     "none known": Step([Row(3, 0, 0, 3, known=False)] * 20, SAME, []),
     "drafts": Step(DRAFTED, SAME, SAME),
-    "drafts that are gone": Step(DRAFTED, SAME, SAME, None),
     "drafts of some": Step([*DRAFTED[1:], Row()], MOVED, SAME[:19]),
-    "no draft at all": Step([Row(drafts=0)] * 20, MOVED, SAME),
     "few rows": Step(DRAFTED[:2], [1, 0], [0, 1]),
 }
 
