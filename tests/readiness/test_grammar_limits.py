@@ -172,6 +172,7 @@ def test_the_event_loop_goes_on_meanwhile(
     monkeypatch.setenv(switch.GRAMMAR_SECONDS, "2")
     hostile = SamplingParams(structured_outputs=StructuredOutputsParams(json=nested(449)))
     honest = SamplingParams(structured_outputs=StructuredOutputsParams(regex="t1|t449"))
+    before = copy.copy(honest.structured_outputs)
     processor = processors["ours"]
 
     async def serve() -> tuple[bool, int]:
@@ -188,7 +189,6 @@ def test_the_event_loop_goes_on_meanwhile(
     beside, turns = asyncio.run(serve())
     assert beside
     assert turns > 20
-    before = copy.copy(honest.structured_outputs)
     assert honest.structured_outputs == before  # prepare changes nothing
 
 
