@@ -4,7 +4,6 @@ Upstream's layer runs on metadata that upstream's builder has built. Its kernels
 tests/gpu/test_hybrid.py runs them; here each token's output is computed from its inputs alone.
 """
 
-import os
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
@@ -16,20 +15,15 @@ from support.scheduling import make_scheduler, speculative_config
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
 from vllm.v1.kv_cache_interface import MambaSpec
-from vllm.v1.readiness.engine import switch
 
+FIX = "draft-gates"
 LAYER = "vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py"
 DRAFTS = 2
 HEADS, SIZE = 2, 3
 
 
 class Row(NamedTuple):
-    """A row of a step.
-
-    Attributes:
-        tokens: that are computed.
-        drafts: of them; None for a row without drafts.
-    """
+    """A row of a step: the tokens that are computed, and how many of them are drafts, if any."""
 
     tokens: int
     drafts: int | None = None
@@ -73,8 +67,7 @@ def split(values: torch.Tensor | None) -> list[torch.Tensor | None]:
 
 #: What is computed in the kernels' place. The kernel for drafts reads the first gates.
 KERNELS: dict[str, Any] = {
-    "causal_conv1d_update": lambda values, *_, **__: values,
-    "causal_conv1d_fn": lambda values, *_, **__: values,
+    **dict.fromkeys(("causal_conv1d_update", "causal_conv1d_fn"), lambda values, *_, **__: values),
     "fused_post_conv_prep": lambda *, conv_output, a, b, **_: (
         *[conv_output.reshape(-1, HEADS, SIZE)] * 3,
         a,
@@ -114,11 +107,7 @@ def wrong_tokens(side: str, rows: list[Row]) -> list[int]:
     context = SimpleNamespace(attn_metadata={"layer": built})
     replaced: dict[str, Any] = {"get_forward_context": lambda: context, **KERNELS}
     found = torch.zeros(count, HEADS, SIZE)
-    value = "-draft-gates" if side == "off" else "on"
-    with (
-        mock.patch.multiple(module, **replaced),
-        mock.patch.dict(os.environ, {switch.NAME: value}),
-    ):
+    with mock.patch.multiple(module, **replaced):
         layer._forward_core(values, b, a, found)
     expected = computed(values.view(1, -1, HEADS, SIZE), a, b)[0]
     wrong: list[int] = (found != expected).any(2).any(1).nonzero().flatten().tolist()
@@ -140,6 +129,7 @@ STEPS: list[tuple[list[Row], list[int]]] = [
 
 
 @pytest.mark.parametrize(("rows", "stock"), STEPS)
-def test_each_token_is_computed_with_its_own_gates(rows: list[Row], stock: list[int]) -> None:
-    assert wrong_tokens("pinned", rows) == wrong_tokens("off", rows) == stock
-    assert wrong_tokens("ours", rows) == []
+def test_each_token_is_computed_with_its_own_gates(
+    side: str, rows: list[Row], stock: list[int]
+) -> None:
+    assert wrong_tokens(side, rows) == ([] if side == "ours" else stock)

@@ -16,10 +16,6 @@ PENALTY: dict[str, Any] = {"presence_penalty": -0.6}
 WORDS: dict[str, Any] = {"bad_words": [[0], [1, 2]]}
 
 
-def held(slots: Any) -> dict[str, int]:
-    return {metric: value for metric, _, value in slots.held()}
-
-
 def test_odd_requests_are_counted_and_steps_that_are_served_are_not(
     fallbacks: dict[tuple[str, str], int],
 ) -> None:
