@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import draws
-from support.loads import Loads
+from support.loads import Loads, prompt
 from support.scheduling import BLOCK, Setup, classes, of_side
 from support.scheduling import make as make_scheduler
 from support.steps import WRONG
@@ -37,11 +37,6 @@ def make(
     return Loads(scheduler, in_flight if asynchronous or in_flight > 2 else 1, seed, failing)
 
 
-def prompt(count: int, first: int = -1) -> list[int]:
-    """Return the first tokens of a prompt; prompts with another first token share no block."""
-    return [first] + [-2 - place for place in range(count - 1)]
-
-
 def outcome(loads: Loads) -> Any:
     """Run to the end, and return the faults, or the kind of error."""
     try:
@@ -51,37 +46,27 @@ def outcome(loads: Loads) -> Any:
     return loads.faults()
 
 
-class TestFaults:
-    """Each fault of stock's, and the mend."""
+@pytest.mark.parametrize("options", [{}, {"asynchronous": False, "in_flight": 3, "budget": 12}])
+def test_tokens_in_flight_are_dropped(side: str, options: dict[str, Any]) -> None:
+    """Also in a synchronous pipeline, where both chunks of a prompt are in flight."""
+    loads = make(side=side, failing=100, **options)
+    loads.load(prompt(6, -99), 12, 0)
+    loads.load(prompt(30), 3, 3)
+    assert (outcome(loads) == []) == (side == "ours")
+    assert loads.failed
 
-    def test_tokens_in_flight_are_dropped(self, side: str) -> None:
-        loads = make(side=side, failing=100)
-        beside = loads.load(prompt(6, -99), 12, 0)
-        loads.load(prompt(22), 6, 4)
-        fault = outcome(loads)
-        assert loads.failed
-        assert (fault == []) == (side == "ours")
-        assert fault or loads.delivered[beside] == loads.right(beside)
 
-    def test_a_later_chunk_of_a_prompt_is_dropped(self, side: str) -> None:
-        """A synchronous pipeline: both chunks are in flight when the load's failure arrives."""
-        loads = make(False, side=side, in_flight=3, failing=100, budget=12)
-        loads.load(prompt(30), 3, 3)
-        assert (outcome(loads) == []) == (side == "ours")
-
-    @pytest.mark.parametrize("aborted", [True, False])
-    def test_no_bad_block_is_shared_or_found_in_the_prefix_cache(
-        self, side: str, aborted: bool
-    ) -> None:
-        """Another request has the same prompt, and joins while the failure's step is in flight."""
-        loads = make(not aborted, side=side, failing=100)
-        first = loads.load(prompt(22), 6, 4)
-        loads.step()
-        if aborted:
-            loads.abort(first)
-        other = loads.load(prompt(22), 6, 0)
-        outcome(loads)
-        assert (loads.delivered[other] == loads.right(other)) == (side == "ours")
+@pytest.mark.parametrize("aborted", [True, False])
+def test_no_bad_block_is_shared_or_found_in_the_prefix_cache(side: str, aborted: bool) -> None:
+    """Another request has the same prompt, and joins while the failure's step is in flight."""
+    loads = make(not aborted, side=side, failing=100)
+    first = loads.load(prompt(22), 6, 4)
+    loads.step()
+    if aborted:
+        loads.abort(first)
+    other = loads.load(prompt(22), 6, 0)
+    outcome(loads)
+    assert (loads.delivered[other] == loads.right(other)) == (side == "ours")
 
 
 def test_what_an_aborted_request_computed_from_a_failed_block_is_not_found() -> None:
@@ -209,15 +194,8 @@ def test_every_token_is_right_and_delivered_once(
         blocks = 90  # those that wait keep what they loaded: in stock too, all may wait for ever
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_READINESS", switch)
-        loads = make(
-            asynchronous,
-            drafts=drafts,
-            blocks=blocks,
-            in_flight=in_flight,
-            seed=seed,
-            budget=step,
-            caching=caching,
-        )
+        options: Any = {"drafts": drafts, "blocks": blocks, "budget": step, "caching": caching}
+        loads = make(asynchronous, in_flight=in_flight, seed=seed, **options)
         play(loads, script)
     assert loads.faults() == []
     assert WRONG not in {one for tokens in loads.delivered.values() for one in tokens}

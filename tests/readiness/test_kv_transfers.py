@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import draws
-from support.loads import Connector, Loads
+from support.loads import Connector, Loads, prompt
 from support.scheduling import BLOCK, Setup, make, of_side
 from support.steps import token
 from vllm.pooling_params import PoolingParams
@@ -89,11 +89,9 @@ class Transfers(Loads):
 
     def step(self) -> None:
         """Make a step."""
-        before = len(self.queue)
         super().step()
         while len(self.connector.blocks) > len(self.queue):
             self.connector.blocks.popleft()
-        assert len(self.queue) <= before + 1
 
     def run(self, steps: int) -> "Transfers":
         """Make steps."""
@@ -124,11 +122,6 @@ class Transfers(Loads):
         return output
 
 
-def prompt(count: int, first: int = -1) -> list[int]:
-    """Return the first tokens of a prompt; prompts with another first token share no block."""
-    return [first] + [-2 - place for place in range(count - 1)]
-
-
 def outcome(loop: Transfers, steps: int = 40) -> Any:
     """Make steps, and return the faults, or the kind of error."""
     try:
@@ -143,38 +136,27 @@ class TestReports:
 
     @MODES
     @KINDS
-    @pytest.mark.parametrize("state", ["unknown", "running", "waiting"])
+    @pytest.mark.parametrize("state", ["unknown", "running", "waiting", "freed"])
     def test_of_a_request_that_awaits_none(
         self, side: str, state: str, asynchronous: bool, kind: str
     ) -> None:
         """A load is reported twice, or blocks are sent before the request has finished."""
         seqs = 1 if state == "waiting" else 6
         loop = Transfers(side, asynchronous=asynchronous, seqs=seqs)
-        loop.load(prompt(9, -50), 9, 0)
+        loop.late = state == "freed"
+        loop.load(prompt(9, -50), 12, 0)
         name = loop.load(prompt(22), 9, 4, later=True)
-        loop.run(5)
-        assert (name in [each.request_id for each in loop.scheduler.running]) == (seqs > 1)
+        loop.run(2)
+        if state == "freed":  # it is aborted while it loads
+            loop.abort(name)
+            loop.report("finished_recving", name)
+        loop.run(3)
+        assert (name in loop.scheduler.requests) == (state != "freed")
+        running = [each.request_id for each in loop.scheduler.running]
+        assert (name in running) == (state in ("unknown", "running"))
         loop.report(kind, "unknown" if state == "unknown" else name)
         assert outcome(loop) == ([] if side == "ours" else AssertionError)
-
-    @MODES
-    @KINDS
-    def test_of_a_freed_request(self, side: str, asynchronous: bool, kind: str) -> None:
-        """The request is aborted while it loads, and its load is reported twice."""
-        loop = Transfers(side, asynchronous=asynchronous)
-        loop.late = True
-        loop.load(prompt(9, -50), 12, 0)
-        name = loop.load(prompt(22), 4, 4, later=True)
-        loop.run(2)
-        loop.abort(name)
-        assert name in loop.scheduler.requests
-        loop.report("finished_recving", name)
-        loop.run(3)
-        assert name not in loop.scheduler.requests
-        loop.report(kind, name)
-        assert outcome(loop) == ([] if side == "ours" else AssertionError)
-        if side == "ours":
-            assert loop.held() == 0
+        assert side != "ours" or loop.held() == 0
 
     @MODES
     @pytest.mark.parametrize("first", ["finished_recving", "finished_sending"])
@@ -269,6 +251,16 @@ def without_blocks(loop: Transfers) -> list[str]:
     return [name for name, count in loop.connector.handed.items() if count < 7]
 
 
+def preempted(side: str) -> tuple[Transfers, Any]:
+    """Return a loop and its request, which is preempted while its first step is in flight."""
+    loop = Transfers(side, blocks=14, caching=False)
+    request = loop.scheduler.requests[loop.load(prompt(9), 8, 0)]
+    loop.step()
+    loop.scheduler.running.remove(request)
+    loop.scheduler._preempt_request(request, 0.0)
+    return loop, request
+
+
 class TestProducer:
     """A prompt that is preempted while its only step is in flight."""
 
@@ -279,15 +271,17 @@ class TestProducer:
         assert loop.connector.handed.keys() == loop.added.keys()
         assert (without_blocks(loop) == []) == (side == "ours")
 
-    @pytest.mark.parametrize("words", ["-preemption", "-failed-loads", "kv-transfers"])
-    def test_without_other_fixes(self, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(
+        ("words", "options"),
+        [
+            *((words, {}) for words in ("-preemption", "-failed-loads", "kv-transfers")),
+            *(("on", {"drafts": 2}), ("on", {"policy": "priority"}), ("on", {"in_flight": 3})),
+        ],
+    )
+    def test_without_other_fixes_and_with_other_schedulers(
+        self, words: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv(switch.NAME, words)
-        loop = crowded("ours")
-        assert loop.faults() == []
-        assert without_blocks(loop) == []
-
-    @pytest.mark.parametrize("options", [{"drafts": 2}, {"policy": "priority"}, {"in_flight": 3}])
-    def test_with_other_schedulers(self, options: dict[str, Any]) -> None:
         loop = crowded("ours", **options)
         assert loop.faults() == []
         assert not loop.scheduler.requests
@@ -305,14 +299,8 @@ class TestProducer:
     @pytest.mark.parametrize("end", ["stop", "pool"])
     def test_other_ends(self, side: str, end: str) -> None:
         """A stop token, or a pooled output, arrives after the request is preempted."""
-        loop = Transfers(side, blocks=14, caching=False)
-        name = loop.load(prompt(9), 8, 0)
-        request = loop.scheduler.requests[name]
-        if end == "stop":
-            request.sampling_params.stop_token_ids = [token(name, 0)]
-        loop.step()
-        loop.scheduler.running.remove(request)
-        loop.scheduler._preempt_request(request, 0.0)
+        loop, request = preempted(side)
+        name = request.request_id
         if end == "pool":
             _, output = loop.queue[0]
             request.pooling_params = PoolingParams(task="embed")
@@ -322,6 +310,7 @@ class TestProducer:
             assert request.block_hashes == hashes
             assert (request.status == RequestStatus.PREEMPTED) == (side == "ours")
             return
+        request.sampling_params.stop_token_ids = [token(name, 0)]
         for output in outputs(loop):
             loop.delivered[name] += output.new_token_ids
         loop.run(12)
@@ -330,14 +319,9 @@ class TestProducer:
         assert loop.connector.handed == {name: 12 if side == "ours" else 0}
 
     def test_an_output_that_does_not_end_the_request_is_delivered(self, side: str) -> None:
-        loop = Transfers(side, blocks=14, caching=False)
-        name = loop.load(prompt(9), 8, 0)
-        request = loop.scheduler.requests[name]
-        loop.step()
-        loop.scheduler.running.remove(request)
-        loop.scheduler._preempt_request(request, 0.0)
+        loop, request = preempted(side)
         assert len(outputs(loop)) == 1
-        assert [*request.output_token_ids] == [token(name, 0)]
+        assert [*request.output_token_ids] == [token(request.request_id, 0)]
         if side == "ours":  # without in-flight output, the request is forgotten
             assert not vars(loop.scheduler)["readiness_transfers"].preempted
 
@@ -427,10 +411,9 @@ def test_transfers_end_in_any_order(
         if names and chance.random() < 0.2:  # an early or a second report
             name = chance.choice(names)
             request = loop.scheduler.requests.get(name)
-            if request is None or request.status != RequestStatus.WAITING_FOR_REMOTE_KVS:
-                awaits = request is not None and request.is_finished()
-                if not awaits:
-                    loop.report(chance.choice(["finished_recving", "finished_sending"]), name)
+            loads = request and request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+            if not loads and not (request and request.is_finished()):
+                loop.report(chance.choice(["finished_recving", "finished_sending"]), name)
         loop.step()
         if chance.random() < 0.3:
             settle(loop)

@@ -7,14 +7,17 @@ load that fails leaves nothing that could be right. A token is right only if all
 from random import Random
 from typing import Any
 
-from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request
 
 from support.scheduling import BLOCK
 from support.steps import WRONG, Steps, token
+
+
+def prompt(count: int, first: int = -1) -> list[int]:
+    """Return the first tokens of a prompt; prompts with another first token share no block."""
+    return [first] + [-2 - place for place in range(count - 1)]
 
 
 class Connector:
@@ -98,17 +101,8 @@ class Loads(Steps):
 
     def load(self, prompt: list[int], max_tokens: int, most: int, later: bool = False) -> str:
         """Add a request for which up to ``most`` blocks are claimed."""
-        name = str(len(self.added) + 1)
-        self.added[name] = max_tokens
-        self.delivered[name] = []
-        self.connector.claims[name] = most, later
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        arrival = len(self.added)
-        request = Request(
-            name, prompt, params, None, arrival_time=arrival, block_hasher=self.hasher
-        )
-        self.scheduler.add_request(request)
-        return name
+        self.connector.claims[str(len(self.added) + 1)] = most, later
+        return self.add(prompt, max_tokens)
 
     def _run(self, scheduled: Any) -> ModelRunnerOutput:
         invalid = set()

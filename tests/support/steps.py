@@ -40,7 +40,10 @@ class Steps:
         prompts: the logprobs of prompts that requests were given.
         orphans: requests that ran with drafts that the worker did not propose.
         scheduled: each step's requests, and how many tokens each had scheduled.
+        hasher: of the requests' blocks; None without a prefix cache.
     """
+
+    hasher: Any = None
 
     def __init__(
         self, scheduler: Any, in_flight: int = 2, accepts: Callable[[int], int] = lambda most: 0
@@ -62,15 +65,17 @@ class Steps:
         self._last: dict[str, bool] = {}
         self._shown: set[str] = set()
 
-    def add(self, prompt: int, max_tokens: int, **params: Any) -> str:
-        """Add a request with a prompt of so many tokens."""
+    def add(self, prompt: int | list[int], max_tokens: int, **params: Any) -> str:
+        """Add a request with a prompt, or with a prompt of so many tokens."""
         name = str(len(self.added) + 1)
         self.added[name] = max_tokens
         self.delivered[name] = []
         sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
-        ids = [-1 - place for place in range(prompt)]
-        request = Request(name, ids, sampling, None, arrival_time=len(self.added))
-        self.scheduler.add_request(request)
+        ids = prompt if isinstance(prompt, list) else [-1 - place for place in range(prompt)]
+        arrival = len(self.added)
+        self.scheduler.add_request(
+            Request(name, ids, sampling, None, arrival_time=arrival, block_hasher=self.hasher)
+        )
         return name
 
     def abort(self, name: str) -> None:
