@@ -63,7 +63,6 @@ def make_scheduler(
     drafts: int = 0,
     reasoner: Any = None,
     trimmed: bool = False,
-    backend: str | None = None,
 ) -> Any:
     """Make a side's scheduler, whose manager of structured outputs is the side's.
 
@@ -73,9 +72,7 @@ def make_scheduler(
         drafts: the most drafts of a request.
         reasoner: the class of the reasoning parser.
         trimmed: whether the worker trims drafts.
-        backend: the library of all grammars, of which a manager has one; unused here.
     """
-    del backend
     load = modules.of_side(side)
     kinds = (Scheduler, AsyncScheduler) if side == "pinned" else classes()
     scheduler = scheduling.make_scheduler(
@@ -130,18 +127,6 @@ def test_tokens_behind_the_end_are_free(side: str, backend: str, drafts: int) ->
         assert (reason == "length") == guidance_alone
 
 
-@pytest.mark.parametrize("drafts", [0, DRAFTS])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_grammar_restricts_up_to_its_end(side: str, backend: str, drafts: int) -> None:
-    scheduler = make_scheduler(side, drafts=drafts)
-    script = [*tokens("7x7x"), EOS]
-    reply = replied(scheduler, SEVENS, script, backend=backend)
-    if side == "ours" or backend != "outlines":
-        assert reply == ([*tokens("7"), EOS], "stop")
-    else:
-        assert reply[1] == "error"
-
-
 @pytest.mark.parametrize("proposal", [[EOS], [*tokens("7"), EOS], [*tokens("7"), -1, -1]])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_drafts_that_are_rejected_leave_no_trace(backend: str, proposal: list[int]) -> None:
@@ -165,15 +150,15 @@ def test_a_reply_begins_once_behind_drafted_reasoning(
 ) -> None:
     script = tokens("xx.7[x.7,1")
     right = replied(make_scheduler("pinned", reasoner=reasoner), grammar, script)
-    scheduler = make_scheduler(side, asynchronous, DRAFTS, reasoner=reasoner)
+    scheduler = make_scheduler(side, asynchronous, DRAFTS, reasoner)
     reply = replied(scheduler, grammar, script, asynchronous=asynchronous)
     assert (reply == right) == (side == "ours")
 
 
 #: Outlines takes a second to compile the grammar of an array of anything.
 NUMBERS = {"json": {"type": "array", "items": {"type": "number"}}}
-#: Schedulers whose requests have ended, which the drawn tests use again.
-kept = cache(make_scheduler)
+#: Schedulers whose requests have ended, which the drawn test uses again: one for each backend.
+kept = cache(lambda _, *arguments: make_scheduler(*arguments))
 PIECE = st.sampled_from([*tokens("7x.:1[]"), EOS])
 
 
@@ -202,7 +187,7 @@ def test_drafts_change_no_reply(
     own = None if exact else proposals
 
     def given(side: str, asynchronous: bool, drafts: int) -> tuple[list[int], str | None]:
-        scheduler = kept(side, asynchronous, drafts, reasoner, backend=backend)
+        scheduler = kept(backend, side, asynchronous, drafts, reasoner)
         return replied(scheduler, grammar, script, own, asynchronous, **named)
 
     right = given("ours", False, 0)
@@ -303,13 +288,7 @@ def test_masks_wait_for_all_tokens_in_a_pipeline(side: str, stages: int) -> None
     grammars.add(scheduler, "b", {"regex": "(x1){3}"}, {"max_tokens": LENGTH})
     while scheduler.has_requests() or core.batch_queue:
         outputs, _ = core.step_with_batch_queue()
-        for output in outputs[0].outputs if outputs else ():
-            given, _ = replies[output.request_id]
-            reason = output.finish_reason
-            replies[output.request_id] = (
-                given + output.new_token_ids,
-                None if reason is None else str(reason),
-            )
+        grammars.receive(replies, outputs[0].outputs if outputs else ())
     assert replies.pop("c") == (tokens("1:") * 15, "length")
     right = {"a": ([*tokens("717171x"), EOS], "stop"), "b": ([*tokens("x1x1x1"), EOS], "stop")}
     assert (replies == right) == (side == "ours" or stages == 2)

@@ -88,11 +88,7 @@ def run(
 
     def receive() -> None:
         scheduled, output = flying.pop()
-        for result in scheduler.update_from_output(scheduled, output)[0].outputs:
-            tokens, _ = results[result.request_id]
-            reason = result.finish_reason
-            tokens += result.new_token_ids
-            results[result.request_id] = (tokens, None if reason is None else str(reason))
+        grammars.receive(results, scheduler.update_from_output(scheduled, output)[0].outputs)
 
     for _ in range(steps):
         scheduled = scheduler.schedule()

@@ -1,6 +1,6 @@
 """Requests with grammars: the real scheduler, xgrammar, and the logits processors of a batch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any
@@ -98,6 +98,17 @@ def likings(*favourites: int) -> torch.Tensor:
     return logits.unsqueeze(0)
 
 
+def receive(results: dict[str, tuple[list[int], str | None]], outputs: Iterable[Any]) -> None:
+    """Add a scheduler's outputs to each request's tokens and finish reason."""
+    for output in outputs:
+        given, _ = results[output.request_id]
+        reason = output.finish_reason
+        results[output.request_id] = (
+            given + output.new_token_ids,
+            None if reason is None else str(reason),
+        )
+
+
 def generate(
     scheduler: Any, batch: Any, wished: Mapping[str, torch.Tensor], steps: int
 ) -> dict[str, tuple[list[int], str | None]]:
@@ -136,11 +147,5 @@ def generate(
         for name, given in sampled.items():
             states[name].output_token_ids.extend(given)
         outputs = scheduler.update_from_output(scheduled, output_of(scheduled, sampled))
-        for output in outputs[0].outputs:
-            given, _ = results[output.request_id]
-            reason = output.finish_reason
-            results[output.request_id] = (
-                given + output.new_token_ids,
-                None if reason is None else str(reason),
-            )
+        receive(results, outputs[0].outputs)
     return results
