@@ -151,18 +151,11 @@ def test_buffers_are_made_when_a_request_comes_and_more_if_the_device_lags() -> 
 
 def test_only_masks_that_there_are_are_sent() -> None:
     vocabulary = 32 * 1000
-    sizes: list[int] = []
-    upload = Device._upload
-
-    def count(self: Device, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
-        sizes.append(source.nbytes)
-        upload(self, stream, target, source)
-
-    with simulated([]) as (_, feature), mock.patch.object(Device, "_upload", count):
+    with simulated([]) as (device, feature):
         Step(NAMES, NAMES[2:3], {}, 0, vocabulary).ours(feature)
         Step(NAMES, NAMES, {}, 0, vocabulary).ours(feature)
-    assert 4000 < sizes[0] < 4100
-    assert sizes[1:] == [8 * 4000]
+    assert 4000 < device.uploads[0] < 4100
+    assert device.uploads[1:] == [8 * 4000]
 
 
 def test_nothing_is_sent_from_pageable_memory() -> None:

@@ -275,6 +275,7 @@ class Device:
 
     Attributes:
         copies: number of copies queued.
+        uploads: bytes of each copy out of pinned memory.
         stream_waits: number of waits of the host for a whole stream.
         allocations: number of allocations of pinned memory.
         strays: number of copies whose target was freed before they arrived.
@@ -286,6 +287,7 @@ class Device:
         self.decide = decide
         self.copies = self.stream_waits = self.allocations = self.strays = 0
         self.rewritten = 0
+        self.uploads: list[int] = []
         self.lock = threading.RLock()
         self.streams: list[Stream] = []
         self.Event = type("Event", (Event,), {"device": self})
@@ -368,6 +370,7 @@ class Device:
         if any(isinstance(each, _Copy) and each.memory.storage == storage for each in stream.queue):
             stream.finish()
         _copy(target, source)
+        self.uploads.append(source.nbytes)
         if source.numel():
             stream.put(_Upload(source, target))
 
