@@ -135,13 +135,11 @@ def test_one_core_has_one_thread(fresh: Pair) -> None:
 
 @pytest.mark.parametrize("helpers", [0, 3])
 def test_an_error_is_raised_as_upstream_raises_it(fresh: Pair, helpers: int) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("no mask")
-
+    error = RuntimeError("no mask")
     with cores(8), mock.patch.object(grammar_masks, "_WORTH", 1e-9 if helpers else 1e9):
         fresh.masks(["r0", "r2"])
         with (
-            mock.patch.object(XgrammarGrammar, "fill_bitmask", fail),
+            mock.patch.object(XgrammarGrammar, "fill_bitmask", side_effect=error),
             pytest.raises(RuntimeError, match="no mask"),
         ):
             fresh.ours.grammar_bitmask(fresh.requests, ["r0", "r2"], {})

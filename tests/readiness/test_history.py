@@ -194,18 +194,9 @@ def test_a_sample_of_a_prefill_chunk_is_neither_counted_nor_written(asynchronous
     lockstep.finish()
 
 
-class _Never:
-    """The event of a copy that never arrives."""
-
-    def query(self) -> bool:
-        return False
-
-    def synchronize(self) -> None:
-        raise AssertionError("somebody waits for it")
-
-
 def test_a_step_is_not_waited_for_once_its_requests_have_left() -> None:
     """A pipeline of three: each micro-batch has left before the next one begins."""
+    never = SimpleNamespace(query=lambda: False)  # the event of a copy that cannot be waited for
     batch = empty(modules.overlaid, VOCABULARY)
     live = batch.readiness
     for name in "abcd":
@@ -217,7 +208,7 @@ def test_a_step_is_not_waited_for_once_its_requests_have_left() -> None:
         live.prepare(torch.zeros(1, VOCABULARY), None)
         batch.prev_req_id_to_index = {name: 0}
         assert live.place(256)
-        assert live.expect(torch.tensor([[7]], dtype=torch.int32), _Never())
+        assert live.expect(torch.tensor([[7]], dtype=torch.int32), never)
     assert len(live.history.in_flight) <= 2
 
 
