@@ -5,6 +5,7 @@ its scheduler, its batch and its sampler. The pinned front end lets each request
 which is asserted as well, and with the fix off ours does.
 """
 
+from contextlib import nullcontext
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +15,13 @@ import numpy as np
 import pytest
 import torch
 from support import modules, scheduling
-from support.batches import empty
+from support.batches import Spec, empty, state
 from support.scheduling import VOCABULARY
 from vllm.entrypoints.serve.disagg.protocol import GenerateRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreRequest
-from vllm.v1.engine.input_processor import InputProcessor
-from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.readiness.frontend import request_types
 from vllm.v1.request import Request
@@ -37,9 +36,10 @@ HUGE = 10**6
 
 @pytest.fixture
 def scheduler() -> Any:
-    """The engine's scheduler, of a server that allows any number of logprobs."""
+    """The engine's scheduler; its server allows any number of logprobs, and thinking budgets."""
     scheduler = scheduling.make_scheduler(False, None, 16, 4, 64, LENGTH)
     scheduler.vllm_config.model_config.max_logprobs = HUGE
+    scheduler.vllm_config.reasoning_config = SimpleNamespace(enabled=True)
     return scheduler
 
 
@@ -72,15 +72,13 @@ def serve(scheduler: Any, admitted: EngineCoreRequest, most: int = 60) -> list[i
     scheduler.add_request(request)
     batch = empty(modules.pristine, VOCABULARY)
     sampler = modules.pristine(modules.SAMPLER).Sampler()
-    state = None
     for _ in range(most):
         scheduled = scheduler.schedule()
         for new in scheduled.scheduled_new_reqs:
             torch.nn.functional.embedding(
                 torch.tensor(new.prompt_token_ids), torch.zeros(VOCABULARY, 1)
             )
-            state = state_of(new)
-            batch.add_request(state)
+            batch.add_request(state_of(new))
         batch.refresh_metadata()
         if scheduled.num_scheduled_tokens:
             logits = torch.arange(VOCABULARY, dtype=torch.float32).unsqueeze(0)
@@ -95,56 +93,36 @@ def serve(scheduler: Any, admitted: EngineCoreRequest, most: int = 60) -> list[i
 
 def state_of(new: Any) -> Any:
     """The runner's state of a request."""
-    params = new.sampling_params
-    seeded = None if params.seed is None else torch.Generator().manual_seed(params.seed)
-    return modules.pristine(modules.INPUT_BATCH).CachedRequestState(
-        req_id=new.req_id,
-        prompt_token_ids=new.prompt_token_ids,
-        mm_features=[],
-        sampling_params=params,
-        generator=seeded,
-        block_ids=new.block_ids,
-        num_computed_tokens=0,
-        output_token_ids=[],
-    )
+    made = state(Spec(new.prompt_token_ids, [], {}), new.req_id)
+    made.sampling_params = params = new.sampling_params
+    if params.seed is not None:
+        made.generator = torch.Generator().manual_seed(params.seed)
+    return made
 
 
-def without_text(params: SamplingParams) -> SamplingParams:
-    """As a server with --tokens-only changes what it was sent."""
-    params.detokenize = False
-    return params
-
-
-ENDS_THE_ENGINE: dict[str, tuple[list[int], Any]] = {
-    "a stop string without text": (
-        PROMPT,
-        lambda: without_text(from_http(stop=["x"], skip_clone=True)),
-    ),
-    "a negative token": ([3, -1], from_http),
-    "a token behind the vocabulary": ([3, VOCABULARY], from_http),
-    "logprobs of a token behind it": (
-        PROMPT,
-        lambda: from_http(logprobs=1, logprob_token_ids=[VOCABULARY]),
-    ),
-    "logprobs of a negative token": (PROMPT, lambda: from_http(logprob_token_ids=[-1])),
-    "an allowed token behind it": (
-        PROMPT,
-        lambda: from_http(allowed_token_ids=[VOCABULARY]),
-    ),
-    "more logprobs than tokens": (PROMPT, lambda: from_http(logprobs=VOCABULARY + 1)),
-    "a seed of 65 bits": (PROMPT, lambda: from_http(temperature=1.0, seed=1 << 64)),
+ENDS_THE_ENGINE: dict[str, tuple[list[int], dict[str, Any]]] = {
+    "a stop string without text": (PROMPT, {"stop": ["x"], "skip_clone": True}),
+    "a negative token": ([3, -1], {}),
+    "a token behind the vocabulary": ([3, VOCABULARY], {}),
+    "logprobs of a token behind it": (PROMPT, {"logprobs": 1, "logprob_token_ids": [VOCABULARY]}),
+    "logprobs of a negative token": (PROMPT, {"logprob_token_ids": [-1]}),
+    "an allowed token behind it": (PROMPT, {"allowed_token_ids": [VOCABULARY]}),
+    "more logprobs than tokens": (PROMPT, {"logprobs": VOCABULARY + 1}),
+    "a seed of 65 bits": (PROMPT, {"temperature": 1.0, "seed": 1 << 64}),
 }
 
 
 @pytest.mark.parametrize(("prompt", "params"), ENDS_THE_ENGINE.values(), ids=ENDS_THE_ENGINE)
 def test_what_ends_the_engine_is_refused(
-    side: str, scheduler: Any, prompt: list[int], params: Any
+    side: str, scheduler: Any, prompt: list[int], params: dict[str, Any]
 ) -> None:
+    sampling = from_http(**params)
+    sampling.detokenize = False  # as a server with --tokens-only changes what it was sent
     if side == "ours":
         with pytest.raises(ValueError, match=r"out of range|detokenize"):
-            admit(side, scheduler, prompt, params())
+            admit(side, scheduler, prompt, sampling)
         return
-    admitted = admit(side, scheduler, prompt, params())
+    admitted = admit(side, scheduler, prompt, sampling)
     with pytest.raises((ValueError, IndexError, RuntimeError, OverflowError)):
         serve(scheduler, admitted)
 
@@ -159,41 +137,29 @@ def test_as_many_logprobs_as_the_vocabulary_has_tokens(name: str, scheduler: Any
     admit("pinned", scheduler, PROMPT, SamplingParams(**{name: VOCABULARY + 1}))
 
 
-def test_min_tokens_beyond_a_max_tokens_of_the_server(side: str, scheduler: Any) -> None:
-    """The engine's thread that reads requests raises."""
-    admitted = admit(side, scheduler, PROMPT, from_http(max_tokens=None, min_tokens=HUGE))
+@pytest.mark.parametrize("max_tokens", [None, HUGE])
+def test_min_tokens_beyond_the_models_length(
+    side: str, scheduler: Any, max_tokens: int | None
+) -> None:
+    """The engine's thread that reads requests raises, or the request holds its blocks for ever."""
+    admitted = admit(side, scheduler, PROMPT, from_http(max_tokens=max_tokens, min_tokens=HUGE))
     if side == "ours":
         tokens = serve(scheduler, admitted)
         assert tokens is not None
         assert len(tokens) == LENGTH - len(PROMPT)
-    else:
+    elif max_tokens is None:
         with pytest.raises(ValueError, match="min_tokens"):
             serve(scheduler, admitted)
-
-
-def test_min_tokens_beyond_the_models_length(side: str, scheduler: Any) -> None:
-    admitted = admit(side, scheduler, PROMPT, from_http(max_tokens=HUGE, min_tokens=HUGE))
-    tokens = serve(scheduler, admitted)
-    if side == "ours":
-        assert tokens is not None
-        assert len(tokens) == LENGTH - len(PROMPT)
     else:
-        assert tokens is None
-        assert scheduler.running  # and it keeps its blocks
+        assert serve(scheduler, admitted) is None
+        assert scheduler.running
 
 
-def test_routed_experts_behind_the_prompt(
-    side: str, scheduler: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = scheduler.vllm_config.model_config
-    monkeypatch.setattr(model, "enable_return_routed_experts", True)
+def test_routed_experts_behind_the_prompt(side: str, scheduler: Any) -> None:
+    scheduler.vllm_config.model_config.enable_return_routed_experts = True
     params = from_http(routed_experts_prompt_start=len(PROMPT))
-    if side == "ours":
-        with pytest.raises(ValueError, match="out of range"):
-            admit(side, scheduler, PROMPT, params)
-    else:
-        start = admit(side, scheduler, PROMPT, params).sampling_params.routed_experts_prompt_start
-        assert not start < len(PROMPT)  # which the scheduler asserts
+    with pytest.raises(ValueError, match="out of range") if side == "ours" else nullcontext():
+        admit(side, scheduler, PROMPT, params)  # the scheduler asserts that it is smaller
 
 
 @pytest.mark.parametrize(
@@ -206,6 +172,7 @@ def test_routed_experts_behind_the_prompt(
         {"temperature": 1.0, "seed": (1 << 64) - 1},
         {"logprobs": 2, "logprob_token_ids": [0, VOCABULARY - 1]},
         {"allowed_token_ids": [0, VOCABULARY - 1]},
+        *({"temperature": float("inf")}, {"logit_bias": {5: float("-inf")}}),
     ],
 )
 def test_what_the_engine_can_serve_is_left_as_it_is(scheduler: Any, params: Any) -> None:
@@ -240,9 +207,9 @@ class Walked(int):
     ],
     ids=lambda params: list(params)[-1],
 )
-def test_no_range_is_walked(scheduler: Any, monkeypatch: pytest.MonkeyPatch, params: Any) -> None:
+def test_no_range_is_walked(scheduler: Any, params: Any) -> None:
     """With numpy's integers, `seed in range(...)` holds the process for hours."""
-    monkeypatch.setattr(scheduler.vllm_config.model_config, "enable_return_routed_experts", True)
+    scheduler.vllm_config.model_config.enable_return_routed_experts = True
     sampling = SamplingParams(temperature=params.pop("temperature", 0.0))
     sampling.detokenize = False
     for name, value in params.items():
@@ -262,7 +229,7 @@ def test_the_stop_tokens_of_a_batch_walk_no_range() -> None:
     sampling = SamplingParams(min_tokens=2)
     sampling._all_stop_token_ids = {Walked(5), Walked(VOCABULARY)}
     new = SimpleNamespace(req_id="r", sampling_params=sampling, prompt_token_ids=PROMPT)
-    batch.add_request(state_of(SimpleNamespace(**vars(new), block_ids=([],))))
+    batch.add_request(state_of(new))
     assert [int(token) for token in sampling.all_stop_token_ids] == [5]
 
 
@@ -282,15 +249,6 @@ def built(name: str, value: Any) -> SamplingParams:
     """Parameters with one field as a caller of the Python API sets it."""
     fields = {"temperature": 1.0, "max_tokens": 8, "detokenize": False}
     return SamplingParams(**{**fields, name: value})
-
-
-@pytest.fixture
-def thinks(scheduler: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The scheduler of an engine that takes thinking budgets."""
-    monkeypatch.setattr(
-        scheduler.vllm_config, "reasoning_config", SimpleNamespace(enabled=True), raising=False
-    )
-    return scheduler
 
 
 #: Other values of wrong types: the name, and the arguments of ``admit`` that hold the value.
@@ -313,15 +271,15 @@ WRONG_ELSEWHERE: list[tuple[str, Any, Any, dict[str, Any]]] = [
 )
 @pytest.mark.filterwarnings("ignore:Conversion of an array")
 def test_a_value_of_a_wrong_type_is_refused(
-    side: str, thinks: Any, name: str, prompt: Any, params: Any, fields: dict[str, Any]
+    side: str, scheduler: Any, name: str, prompt: Any, params: Any, fields: dict[str, Any]
 ) -> None:
     """The engine's thread that reads requests raises."""
     if side == "ours":
         with pytest.raises(VLLMValidationError, match=rf"{name}: .*Pass a value of type") as caught:
-            admit(side, thinks, prompt, params, **fields)
+            admit(side, scheduler, prompt, params, **fields)
         assert caught.value.parameter == name
     else:
-        admitted = admit(side, thinks, prompt, params, **fields)
+        admitted = admit(side, scheduler, prompt, params, **fields)
         with pytest.raises(msgspec.ValidationError):
             MsgpackDecoder(EngineCoreRequest).decode(MsgpackEncoder().encode(admitted))
 
@@ -378,7 +336,7 @@ ZOO: list[Any] = [
 
 @pytest.mark.parametrize("name", SamplingParams.__struct_fields__)
 @pytest.mark.filterwarnings("ignore:Conversion of an array")
-def test_each_request_let_in_can_be_read(thinks: Any, name: str) -> None:
+def test_each_request_let_in_can_be_read(scheduler: Any, name: str) -> None:
     """And each that stock's engine could read is let in, and is the same there."""
     read = 0
     for value in ZOO:
@@ -386,7 +344,7 @@ def test_each_request_let_in_can_be_read(thinks: Any, name: str) -> None:
         for side in ("pinned", "ours"):
             try:
                 params = built(name, value)
-                admitted = admit(side, thinks, PROMPT, params)
+                admitted = admit(side, scheduler, PROMPT, params)
                 sent = MsgpackEncoder().encode(admitted)
             except (
                 ValueError,
@@ -421,51 +379,30 @@ def test_each_request_let_in_can_be_read(thinks: Any, name: str) -> None:
 )
 def test_nan_is_refused(side: str, scheduler: Any, params: Any) -> None:
     """All logits of the request become NaN: the sampler gives tokens that mean nothing."""
-    if side == "ours":
-        with pytest.raises(VLLMValidationError, match=f"{next(iter(params))}: nan"):
-            admit(side, scheduler, PROMPT, SamplingParams(**params, detokenize=False))
-    else:
+    refusal = pytest.raises(VLLMValidationError, match=f"{next(iter(params))}: nan")
+    with refusal if side == "ours" else nullcontext():
         admit(side, scheduler, PROMPT, SamplingParams(**params, detokenize=False))
 
 
-def test_infinity_is_served(scheduler: Any) -> None:
-    for params in ({"temperature": float("inf")}, {"logit_bias": {5: float("-inf")}}):
-        sampling = SamplingParams(**params, max_tokens=2, detokenize=False)
-        assert serve(scheduler, admit("ours", scheduler, PROMPT, sampling))
+@pytest.mark.parametrize(
+    ("fields", "mrv2"),
+    [({"seed": (1 << 64) - 1, "n": 2}, False), ({"seed": 1 << 63, "temperature": 0.0}, True)],
+)
+def test_the_largest_seed(
+    side: str, scheduler: Any, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], mrv2: bool
+) -> None:
+    """The second of two requests is given the next seed, which no generator takes.
 
-
-@pytest.mark.parametrize("side", ["pinned", "ours"])
-def test_each_of_n_seeds_has_64_bits(side: str, scheduler: Any) -> None:
-    """The second of two requests is given the next seed, which no generator takes."""
-    params = SamplingParams(seed=(1 << 64) - 1, n=2, detokenize=False)
+    Model Runner V2 keeps seeds in an array of int64, for greedy requests as well.
+    """
+    kind = type(scheduler.vllm_config)
+    monkeypatch.setattr(kind, "use_v2_model_runner", property(lambda _: mrv2))
+    params = SamplingParams(**fields, detokenize=False)
     if side == "ours":
         with pytest.raises(VLLMValidationError, match=r"seed: .* out of range"):
             admit(side, scheduler, PROMPT, params)
         params.seed -= 1
-        assert admit(side, scheduler, PROMPT, params)
-    else:
-        admitted = admit(side, scheduler, PROMPT, params)
-        InputProcessor.assign_request_id(admitted)
-        _, child = ParentRequest(admitted).get_child_info(1)
-        with pytest.raises(ValueError, match="Overflow"):
-            torch.Generator().manual_seed(child.seed)
-
-
-def test_seeds_of_model_runner_v2(side: str, scheduler: Any, monkeypatch: Any) -> None:
-    """It keeps them in an array of int64, for greedy requests as well."""
-    monkeypatch.setattr(
-        type(scheduler.vllm_config), "use_v2_model_runner", property(lambda self: True)
-    )
-    params = SamplingParams(seed=1 << 63, temperature=0.0, detokenize=False)
-    if side == "ours":
-        with pytest.raises(VLLMValidationError, match=r"seed: .* out of range"):
-            admit(side, scheduler, PROMPT, params)
-        params.seed -= 1
-        assert admit(side, scheduler, PROMPT, params)
-    else:
-        seed = admit(side, scheduler, PROMPT, params).sampling_params.seed
-        with pytest.raises(OverflowError):
-            np.zeros(1, np.int64)[0] = seed
+    assert admit(side, scheduler, PROMPT, params)
 
 
 class Core:
@@ -475,36 +412,30 @@ class Core:
         self.vllm_config = vllm_config
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("max_tokens", 3.0), ("ignore_eos", 1), ("temperature", True), ("extra_args", {"a": len})],
-)
-def test_an_engine_core_in_the_same_process_takes_other_types(
-    scheduler: Any, name: str, value: Any
-) -> None:
-    """It reads no message, and stock serves these there."""
-    core = Core(scheduler.vllm_config)
-    request_types.serve_in_process(core)
-    admitted = admit("ours", scheduler, PROMPT, built(name, value))
-    assert getattr(admitted.sampling_params, name) == value
-    assert type(getattr(admitted.sampling_params, name)) is type(value)
-    refused(scheduling.make_scheduler(False, None, 16, 4, 64, LENGTH), name, value)
-    del core
-    refused(scheduler, name, value)
-
-
 def refused(scheduler: Any, name: str, value: Any) -> None:
     with pytest.raises(VLLMValidationError, match=f"{name}: "):
         admit("ours", scheduler, PROMPT, built(name, value))
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("seed", True), ("logprobs", 5.0), ("prompt_logprobs", 2.0), ("extra_args", [1])],
+    ("name", "value", "serves"),
+    [
+        *(("max_tokens", 3.0, True), ("ignore_eos", 1, True), ("temperature", True, True)),
+        *(("extra_args", {"a": len}, True), ("extra_args", [1], False), ("seed", True, False)),
+        *(("logprobs", 5.0, False), ("prompt_logprobs", 2.0, False)),
+    ],
 )
-def test_an_engine_core_in_the_same_process_ends_by_these(
-    scheduler: Any, name: str, value: Any
+def test_an_engine_core_in_the_same_process_takes_other_types(
+    scheduler: Any, name: str, value: Any, serves: bool
 ) -> None:
+    """It reads no message, and stock serves some of them there."""
     core = Core(scheduler.vllm_config)
     request_types.serve_in_process(core)
+    if serves:
+        shown = getattr(admit("ours", scheduler, PROMPT, built(name, value)).sampling_params, name)
+        assert (shown, type(shown)) == (value, type(value))
+    else:
+        refused(scheduler, name, value)
+    refused(scheduling.make_scheduler(False, None, 16, 4, 64, LENGTH), name, value)
+    del core
     refused(scheduler, name, value)
