@@ -11,16 +11,10 @@ try:
         raise SystemExit(2)
 
     if not __package__:
-        # Run by path (`python3 scripts/overlay`), not with -m: load the directory as a package.
+        # Run by path (`python3 scripts/overlay`), not with -m: import from the package's parent.
         import os
-        from importlib.util import module_from_spec, spec_from_file_location
 
-        folder = os.path.dirname(os.path.realpath(__file__))
-        spec = spec_from_file_location("overlay", os.path.join(folder, "__init__.py"))
-        assert spec
-        assert spec.loader
-        sys.modules["overlay"] = module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["overlay"])
+        sys.path[0] = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
     from overlay import cli, output
 
