@@ -49,33 +49,24 @@ os.write(1, {MARK!r} + json.dumps([names, error, refused]).encode() + b"\\n")
 
 def cached(source: Path) -> list[Path]:
     """Return the bytecode files of ``source``, for all interpreters and optimisation levels."""
-    folders = [source.parent / "__pycache__"]
-    if prefix := os.environ.get("PYTHONPYCACHEPREFIX"):
-        folders.append(Path(prefix) / source.parent.absolute().relative_to("/"))
-    pycs = [source.with_suffix(".pyc")] if source.with_suffix(".pyc").exists() else []
-    for folder in folders:
-        try:
-            names = os.listdir(folder)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        wanted = (n for n in names if n.startswith(source.stem + ".") and n.endswith(".pyc"))
-        pycs += sorted(folder / name for name in wanted)
-    return pycs
+    folder = source.parent / "__pycache__"
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    wanted = (n for n in names if n.startswith(source.stem + ".") and n.endswith(".pyc"))
+    return sorted(folder / name for name in wanted)
 
 
-def stale(source: Path, data: bytes | None) -> list[Path]:
+def stale(source: Path, data: bytes) -> list[Path]:
     """Return the bytecode that Python would run although it does not match ``source``.
 
-    ``data`` holds the bytes of ``source``, or None if it is absent.
+    ``data`` holds the bytes of ``source``.
     """
     unchecked = []
     for pyc in cached(source):
-        if pyc.parent == source.parent:
-            if data is None:  # A module.pyc is imported only without its source.
-                unchecked.append(pyc)
-            continue
         start = head(pyc, 16)
-        if data is None or len(start) < 16 or start[4:8] != _UNCHECKED:
+        if len(start) < 16 or start[4:8] != _UNCHECKED:
             continue
         # The hash is keyed with the magic number of the interpreter that wrote it.
         magic = int.from_bytes(start[:4], "little")
@@ -104,12 +95,9 @@ def compile_modules(interpreter: Path, sources: Mapping[Path, Path], lock: int) 
         (str(source), str(final), str(cache / STAGED))
         for cache, (final, source) in zip(caches, sources.items(), strict=True)
     ]
-    # Before 3.11, marshal writes sets in hash order. With -I, Python ignores PYTHONHASHSEED.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    env = kept | {"PYTHONHASHSEED": "0"}
     try:
         names, error, refused = answer(
-            interpreter, _COMPILE, "-s", "-S", request=request, env=env, inherited=[lock]
+            interpreter, _COMPILE, "-s", "-S", request=request, inherited=[lock]
         )
     except NoAnswer as failure:
         raise usage(

@@ -137,12 +137,9 @@ def head(path: Path, size: int) -> bytes:
 
 
 def holds(path: Path, data: bytes | None) -> bool:
-    """Return whether ``path`` is a regular file with the bytes ``data``, or absent if None."""
+    """Return whether a file has the bytes ``data``, or is absent if None; OSError as for `read`."""
     try:
-        with open(path, "rb", opener=_open_without_blocking) as file:
-            status, now = os.fstat(file.fileno()), path.stat()
-            same = os.path.samestat(status, now) and stat.S_ISREG(status.st_mode)
-            return same and data is not None and file.read(len(data) + 1) == data
+        return read(path) == data
     except FileNotFoundError:
         return data is None and not os.path.lexists(path)
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ answer = dict(version="%d.%d" % sys.version_info[:2] + free,
               own=[sys.prefix] if derived else site.getsitepackages() + users)
 os.write(1, {MARK!r} + json.dumps(answer).encode() + b"\\n")
 """
-#: PYTHON variables that a query passes on, because they control the user site directory.
+#: PYTHON variables that are passed on, because they control the user site directory.
 _KEPT = ("PYTHONUSERBASE", "PYTHONNOUSERSITE")
 
 _LAYOUT = re.compile(r"^(.*)/lib(?:64)?/(python3(?:\.\d+t?)?)/(?:site|dist)-packages$")
@@ -65,7 +65,6 @@ def answer(
     program: str,
     *flags: str,
     request: object = None,
-    env: Mapping[str, str] | None = None,
     inherited: Sequence[int] = (),
 ) -> Any:  # noqa: ANN401 (whatever JSON holds)
     """Run Python source with an interpreter, and return the decoded answer.
@@ -75,7 +74,6 @@ def answer(
         program: reads JSON from stdin, and writes :data:`MARK` and a line of JSON to stdout.
         flags: options of the interpreter.
         request: a JSON-serialisable value for stdin.
-        env: environment of the program; None for this process's.
         inherited: file descriptors that the program inherits.
 
     Raises:
@@ -84,13 +82,15 @@ def answer(
     # Pass on this process's -B as a flag, because -I ignores PYTHONDONTWRITEBYTECODE.
     quiet = ["-B"] if sys.dont_write_bytecode else []
     command = [str(interpreter), *quiet, *flags, "-c", program]
+    kept = {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith("PYTHON")}
     try:
         child = subprocess.run(
             command,
             input=json.dumps(request).encode(),
             capture_output=True,
             check=False,
-            env=env,
+            # Before 3.11, marshal writes sets in hash order; -I would ignore the variable.
+            env=kept | {"PYTHONHASHSEED": "0"},
             pass_fds=inherited,
         )
     except OSError as error:
@@ -105,9 +105,8 @@ def answer(
 
 def ask(executable: Path, *flags: str) -> Interpreter:
     """Query an interpreter, in the current directory; OverlayError if it is no Python."""
-    kept = {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith("PYTHON")}
     try:
-        facts = answer(executable, _ASK, *flags, env=kept)
+        facts = answer(executable, _ASK, *flags)
     except NoAnswer as error:
         raise usage(
             f"does not run as a Python interpreter: {error}",

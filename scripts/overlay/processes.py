@@ -64,10 +64,9 @@ def _evidence(entry: Path, site: str, bins: set[str]) -> str | None:
         except FileNotFoundError:
             continue
     # An API server maps libraries of its environment, but none of vLLM's.
-    its = str(Path(words[0]).parent) in bins or any(p.startswith(site + "/") for p in mapped)
-    if (_is_server(words) and its) or any(f"{folder}/vllm" in words[:8] for folder in bins):
-        return "its command line is vLLM's"
-    return None
+    its = any(str(Path(word).parent) in bins for word in words[:8])
+    its = its or any(path.startswith(site + "/") for path in mapped)
+    return "its command line is vLLM's" if its and _is_server(words) else None
 
 
 def _is_server(words: list[str]) -> bool:

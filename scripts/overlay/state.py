@@ -302,7 +302,7 @@ def _inspect_leftovers(inspection: Inspection) -> None:
     if os.path.lexists(site / PACKAGE) and all(f.state is State.PRISTINE for f in added):
         inspection.leftovers.append(PACKAGE)
     for file in inspection.files:
-        if file.path.endswith(".py"):
+        if file.path.endswith(".py") and file.data is not None:
             pycs = bytecode.stale(site / file.path, file.data)
             inspection.stale += [str(pyc) for pyc in pycs]
 

@@ -223,14 +223,7 @@ def test_an_interpreter_imports_what_is_there(site: Path) -> None:
             assert any("readiness" in name for name in names)
 
 
-@pytest.mark.parametrize("prefixed", [False, True])
-def test_bytecode_trusted_unread_is_reported_and_mended(
-    site: Path, tmp_path: Path, prefixed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside its source, or in the directory that PYTHONPYCACHEPREFIX names."""
-    if prefixed:
-        monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "cache"))
-        monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "cache"))
+def test_bytecode_trusted_unread_is_reported_and_mended(site: Path) -> None:
     module = site / RUNNER
     trusting = py_compile.PycInvalidationMode.UNCHECKED_HASH
     stale = Path(str(py_compile.compile(str(module), invalidation_mode=trusting)))
@@ -245,7 +238,7 @@ def test_bytecode_trusted_unread_is_reported_and_mended(
     assert before["stale"] == [str(stale)]
     assert run("apply", "--site", site, "--python", sys.executable).returncode == Exit.DONE
     assert status(site)["state"] == "overlaid"
-    assert not stale.exists() if prefixed else stale.read_bytes() != kept
+    assert stale.read_bytes() != kept
 
 
 def test_revert_compiles_what_the_installer_had_compiled(tmp_path: Path, ours: Overlay) -> None:
