@@ -13,7 +13,7 @@ from overlay.errors import OverlayError, usage
 from overlay.installation import Installation
 from overlay.patches import SERIES, Patch, Series, dumps
 from overlay.pin import sha256
-from overlay.refusal import UNKNOWN, options, refusal
+from overlay.refusal import options, refusal
 from overlay.source import EXTRA, PIN, PROVENANCE, Overlay
 from overlay.state import Inspection, State, inspect
 
@@ -27,7 +27,7 @@ Upstream = Callable[[Iterable[str]], Mapping[str, bytes]]
 class Choice:
     """Files to leave unchanged and extra patches, selected on the command line.
 
-    With ``keep``, the default is the installed selection, not the whole overlay.
+    With ``keep``, a choice of nothing is the installed selection, not the whole overlay.
     """
 
     leave: tuple[str, ...] = ()
@@ -52,19 +52,14 @@ def survey(installation: Installation, overlay: Overlay, choice: Choice) -> Insp
     present = recognise(installation, overlay)
     if choice.keep and not choice.leave and choice.extra is None:
         return present
-    kept = frozenset(present.overlay.pin.without if choice.keep else ())
-    without = _left_out(overlay, choice) if choice.leave else kept
-    extra, laid = [], False
-    if choice.extra is not None:
-        extra = extras.load(Path(choice.extra), overlay)
-    elif choice.keep and without == kept:
-        extra, laid = present.overlay.extra, True
+    without = _left_out(overlay, choice) if choice.leave else frozenset()
+    extra = [] if choice.extra is None else extras.load(Path(choice.extra), overlay)
     for path in sorted({path for patch in extra for path in patch.paths} & {*choice.leave}):
         raise usage("is left out by --leave, and an extra patch changes it", "choose one", path)
-    asked = options(overlay, choice.leave, without, (choice.extra or UNKNOWN) if extra else None)
+    asked = options(choice.leave, choice.extra)
     whole = present if present.overlay is overlay else inspect(installation, overlay)
     upstream = partial(upstream_bytes, replace(whole, asked=asked))
-    target = derive(overlay, without, extra, upstream, laid)
+    target = derive(overlay, without, extra, upstream)
     if target.pin_bytes != present.overlay.pin_bytes:
         present = inspect(installation, target)
     return replace(present, asked=asked)

@@ -11,6 +11,7 @@ from overlay import record
 from overlay.errors import Exit, OverlayError
 from overlay.files import read
 from overlay.patches import split_lines
+from overlay.pin import PACKAGE
 from overlay.source import MARK, PIN, PROVENANCE, Overlay
 from overlay.state import LINES, ROWS, FileState, Inspection, State
 from overlay.words import leaving, words_of
@@ -77,10 +78,11 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
     elif needed:
         reason = f"is missing or damaged, and {whose} cannot be reverted without it"
         next_step = again
-    elif inspection.orphaned or file.description in (LINES, ROWS):
-        others = f"has {file.description}" if file.description in (LINES, ROWS) else ""
-        reason = others or "is a file of another version of the overlay"
-        reason += ", and no pin names that version"
+    elif file.description in (LINES, ROWS):
+        reason, next_step = f"has {file.description}, and no pin names that version", again
+    elif inspection.file(PIN).state is State.PRISTINE and file.path.startswith(PACKAGE):
+        # The tool writes the pin first, and removes it last.
+        reason = "is a file of another version of the overlay, and no pin names that version"
         next_step = again
     elif installation.site / file.path == installation.record:
         reason, next_step = "is not a plain file", f"restore the installer's RECORD, or {reinstall}"
@@ -147,16 +149,10 @@ def laying(inspection: Inspection) -> str:
     return _apply(_asked(inspection))
 
 
-def options(
-    base: Overlay, leave: Sequence[str], without: Iterable[str], extra: str | None
-) -> tuple[str, ...]:
-    """Return the options of ``apply`` for a part of ``base``.
-
-    ``leave`` has the files that the user named, if any; ``without`` the names left out.
-    """
-    files = leave or leaving(base, frozenset(without))
+def options(leave: Iterable[str], extra: str | None) -> tuple[str, ...]:
+    """Return the options of ``apply`` that leave files unchanged and add a directory of patches."""
     named = [f"--extra={shlex.quote(extra)}"] if extra else []
-    return (*(f"--leave={path}" for path in files), *named)
+    return (*(f"--leave={path}" for path in leave), *named)
 
 
 def _apply(options: Iterable[str]) -> str:
@@ -170,7 +166,8 @@ def _asked(inspection: Inspection) -> tuple[str, ...]:
     if installed and installed.overlay.pin.overlay == overlay.pin.overlay:
         overlay = installed.overlay
     base = inspection.overlay.base or inspection.overlay
-    return options(base, (), overlay.pin.without, UNKNOWN if overlay.extra else None)
+    files = leaving(base, frozenset(overlay.pin.without))
+    return options(files, UNKNOWN if overlay.extra else None)
 
 
 def _expected(overlay: Overlay, path: str, needed: bool = False) -> str | None:

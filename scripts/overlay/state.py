@@ -134,18 +134,6 @@ class Inspection:
         return foreign and self.by_installed is None
 
     @property
-    def orphaned(self) -> bool:
-        """True if traces of another version exist without its pin.
-
-        The tool writes the pin first, and removes it last.
-        """
-        return self.file(PIN).state is State.PRISTINE and any(
-            file.description in (LINES, ROWS)
-            or (file.path in self.overlay.added or file.path.startswith(PROVENANCE))
-            for file in self.foreign_files
-        )
-
-    @property
     def replaceable(self) -> Inspection | None:
         """:attr:`by_installed` if it recognises every file, so that it can be reverted."""
         installed = self.by_installed
@@ -167,17 +155,15 @@ class Inspection:
         """Return a target's pristine bytes, from the pristine or the overlaid file."""
         file = self.file(path)
         assert file.data is not None
-        if file.state is State.OVERLAID:
-            return self.overlay.pristine_bytes(path, file.data)
-        return file.data
+        laid = file.state is State.OVERLAID
+        return self.overlay.pristine_bytes(path, file.data) if laid else file.data
 
     def overlaid(self, path: str) -> bytes:
         """Return a target's overlaid bytes, from the pristine or the overlaid file."""
         file = self.file(path)
         assert file.data is not None
-        if file.state is State.OVERLAID:
-            return file.data
-        return self.overlay.overlaid_bytes(path, file.data)
+        laid = file.state is State.OVERLAID
+        return file.data if laid else self.overlay.overlaid_bytes(path, file.data)
 
     def file(self, path: str) -> FileState:
         """Return the state of the overlay's file at ``path``."""
