@@ -69,19 +69,7 @@ class Once(argparse.Action):
         _option: str | None = None,
     ) -> None:
         """Store the value."""
-        named = vars(args).setdefault("named_once", {})
-        if self.dest in named:
-            raise argparse.ArgumentError(self, f"is given twice: {named[self.dest]} and {value}")
-        named[self.dest] = value
+        given = getattr(args, self.dest)
+        if given != self.default:
+            raise argparse.ArgumentError(self, f"is given twice: {given} and {value}")
         setattr(args, self.dest, value)
-
-
-def seconds(text: str) -> float:
-    """Parse an argument in seconds, from 0 to 1e9."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 1e9")
-    return value

@@ -53,10 +53,6 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         return body(args)
     except OverlayError as error:
         return _fail(args, error)
-    except KeyboardInterrupt:
-        hint = hints.written("; `status` shows the state") if args.program == _NAME else ""
-        print(f"{args.program} {args.command}: interrupted{hint}", file=sys.stderr)
-        return 130
     except OSError as error:
         return _fail(args, denied(error, "the run stopped at this error"))
 
@@ -81,7 +77,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         )
         sub.add_argument(
             "--wait",
-            type=arguments.seconds,
+            type=float,
             default=Options.wait,
             metavar="SECONDS",
             help="how long to wait for another run (default: %(default)g)",
@@ -100,6 +96,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     sub = command(every, "diff", _diff, "show the overlay's changes to upstream's files")
     sub.add_argument("--full", action="store_true", help="show whole files")
     sub.add_argument("--added", action="store_true", help="show the overlay's own files, too")
+    parser.set_defaults(leave=[], extra=None)
     leave = "leave this file unchanged, for example vllm/v1/sample/sampler.py"
     for name, sub in every.choices.items():
         if name != "revert":
@@ -113,8 +110,6 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
 def _choice(args: argparse.Namespace) -> parts.Choice:
     """Return the choice in a command's arguments; OverlayError if ``--extra`` is empty."""
-    if args.command == "revert":
-        return parts.Choice()
     if args.extra == "":
         raise usage("--extra is empty", "name a directory of patches, or omit --extra=")
     return parts.Choice(tuple(args.leave), args.extra, keep=args.command != "apply")
@@ -139,13 +134,6 @@ def installation(args: argparse.Namespace) -> Installation:
     else:
         hints.named_by, prefix = _active()
         chosen_by = f"named by {hints.named_by}"
-        if prefix is None and hints.from_wheel():
-            raise usage(
-                f"the environment that it runs from ({sys.prefix}) has no vLLM, and no other is "
-                "named or active",
-                f"name the environment that has vLLM: `{args.command} --venv=DIR`, or its Python: "
-                f"`{args.command} --python=INTERPRETER`",
-            )
     try:
         found = locate(prefix, site, python)
         if hints.from_wheel() and chosen_by and args.command in ("apply", "revert"):
@@ -178,6 +166,11 @@ def _active() -> tuple[str | None, str | None]:
     return None, None
 
 
+def _survey(args: argparse.Namespace) -> Inspection:
+    """Compare the named installation with the chosen part of the overlay."""
+    return parts.survey(installation(args), Overlay.load(ROOT), _choice(args))
+
+
 def _say(text: str) -> None:
     """Print one line of a report."""
     print(output.escaped(text))
@@ -204,12 +197,11 @@ def _change(
 
 
 def _status(args: argparse.Namespace) -> int:
-    outcome = Outcome(parts.survey(installation(args), Overlay.load(ROOT), _choice(args)))
-    inspection = outcome.inspection
+    inspection = _survey(args)
     problem = commands.problem(inspection, want_overlaid=False)
     code = problem.code if problem else Exit.DONE
     if args.json:
-        _print_json(args, outcome, problem)
+        _print_json(args, Outcome(inspection), problem)
         return code
     _head(inspection)
     _say(f"overlay {inspection.overlay.pin.overlay}, digest {inspection.digest}")
@@ -249,8 +241,8 @@ def _files(inspection: Inspection, compared: Inspection, every: bool) -> None:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    args.found = installation(args)
-    inspection = parts.survey(args.found, Overlay.load(ROOT), _choice(args))
+    inspection = _survey(args)
+    args.found = inspection.installation
     problem = commands.problem(inspection, want_overlaid=True)
     # stdout of `exec` belongs to its command.
     if args.json and (problem or args.command == "verify"):
@@ -286,8 +278,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    found, choice = installation(args), _choice(args)
-    lines = commands.diff(found, Overlay.load(ROOT), args.full, args.added, choice)
+    lines = commands.diff(_survey(args), args.full, args.added)
     if args.json:
         print(json.dumps({"command": "diff", "diff": "".join(lines)}))
     else:

@@ -216,18 +216,15 @@ def become(arguments: Sequence[str], interpreter: Path | None = None) -> NoRetur
         raise usage(f"cannot be started: {reason}", next_step, command) from None
 
 
-def diff(
-    installation: Installation, overlay: Overlay, full: bool, added: bool, choice: Choice
-) -> Iterator[str]:
+def diff(inspection: Inspection, full: bool, added: bool) -> Iterator[str]:
     """Yield the overlay's changes as lines of unified diffs.
 
     ``full`` shows whole files, not 12 lines around each change. ``added`` includes the files that
     the overlay adds.
 
     Raises:
-        OverlayError: a file is foreign, or the choice is invalid.
+        OverlayError: a file is foreign.
     """
-    inspection = survey(installation, overlay, choice)
     overlay = inspection.overlay
     refuse_foreign(inspection)
     for path in overlay.targets:

@@ -1,7 +1,6 @@
 """The wheel's command, installed by real installers, without a checkout, git or make."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -129,9 +128,8 @@ def test_from_an_environment_of_its_own_it_takes_the_active_one(
     for command in (["verify"], ["exec", "--", "dirname", "/"], ["status"], ["apply"]):
         refused = run(*tool, *command)
         assert refused.returncode == Exit.USAGE
-    assert "has no vLLM, and no other is named or active" in refused.stderr
-    named = re.findall("`([^`]+)`", refused.stderr)
-    assert named == [f"{COMMAND} apply --venv=DIR", f"{COMMAND} apply --python=INTERPRETER"]
+    assert "no target is named and no virtual environment is active" in refused.stderr
+    assert "(--venv=DIR)" in refused.stderr
     done = run(*tool, "apply", VIRTUAL_ENV=venv)
     assert done.returncode == Exit.DONE, done.stderr
     assert f"{COMMAND} apply: {venv} (named by VIRTUAL_ENV)\n" in done.stderr

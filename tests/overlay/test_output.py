@@ -167,8 +167,6 @@ def test_ctrl_c_at_any_import_is_told_in_one_line(site: Path, tmp_path: Path) ->
             break
         cut += 1
         assert done.returncode == 130
-        later = "overlay status: interrupted; `python3 "
-        assert done.stderr == "overlay: interrupted\n" or done.stderr.startswith(later)
-        assert done.stderr.count("\n") == 1
+        assert done.stderr == "overlay: interrupted\n"
     assert cut > 7
     assert snapshot(site) == before
