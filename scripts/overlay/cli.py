@@ -177,9 +177,7 @@ def _say(text: str) -> None:
 
 
 def _change(
-    args: argparse.Namespace,
-    change: Callable[[Installation, Overlay, Options], Outcome],
-    done: str,
+    args: argparse.Namespace, change: Callable[[Installation, Overlay, Options], Outcome], done: str
 ) -> int:
     options = Options(args.dry_run, args.force, args.wait, _choice(args))
     outcome = change(installation(args), Overlay.load(ROOT), options)

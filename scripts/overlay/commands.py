@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from overlay import words
 from overlay.errors import Exit, OverlayError, usage
-from overlay.install import exclusive, lay_over, prove, refuse_unwritable, take_off
+from overlay.install import exclusive, lay_over, produce, refuse_unwritable, take_off
 from overlay.installation import Installation
 from overlay.interpreter import MARK, NoAnswer, answer
 from overlay.parts import Choice, lines, recognise, survey
@@ -98,7 +98,7 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
             notes.append("there is no RECORD: revert before you uninstall or replace vLLM")
         refuse_unwritable(installed or inspection, changed, options.force)
         if options.dry_run or installed:
-            prove(inspection)
+            produce(inspection)
         if options.dry_run:
             return Outcome(inspection, changed, notes)
         if installed:

@@ -12,15 +12,7 @@ from pathlib import Path
 
 from overlay import bytecode, record
 from overlay.errors import Exit, OverlayError, denied
-from overlay.files import (
-    mount_points,
-    prune,
-    remove,
-    remove_if_empty,
-    sync,
-    traits,
-    unchangeable,
-)
+from overlay.files import mount_points, prune, remove, remove_if_empty, sync, traits, unchangeable
 from overlay.pin import PACKAGE
 from overlay.processes import refuse_serving
 from overlay.source import PIN, PROVENANCE
@@ -121,18 +113,16 @@ def take_off(inspection: Inspection, lock: int) -> None:
         sync((site / PACKAGE).parent)
 
 
-def prove(inspection: Inspection) -> None:
-    """Produce and verify the overlay's files, and write nothing.
+def produce(inspection: Inspection) -> dict[str, bytes]:
+    """Return the overlay's files by path, without foreign ones; write nothing.
 
     Raises:
         OverlayError: a file differs from its pin.
     """
     overlay = inspection.overlay
-    for path in overlay.added:
-        overlay.added_bytes(path)
-    for path in overlay.targets:
-        if inspection.file(path).state in (State.PRISTINE, State.OVERLAID):
-            inspection.overlaid(path)
+    known = [f.path for f in inspection.files if f.state in (State.PRISTINE, State.OVERLAID)]
+    files = {path: inspection.overlaid(path) for path in overlay.targets if path in known}
+    return files | {path: overlay.added_bytes(path) for path in overlay.added}
 
 
 def _stage_ours(inspection: Inspection, staging: Staging, lock: int) -> list[list[Path]]:
@@ -141,8 +131,7 @@ def _stage_ours(inspection: Inspection, staging: Staging, lock: int) -> list[lis
     lacking = {file.path for file in inspection.files if file.state is not State.OVERLAID}
     targets = [path for path in overlay.targets if path in lacking]
     pin, *ours = sorted(overlay.added, key=_lasting, reverse=True)
-    new = {path: inspection.overlaid(path) for path in targets}
-    new |= {path: overlay.added_bytes(path) for path in overlay.added}
+    new = produce(inspection)
     for path in targets:
         staging.file(site / path, new[path], inspection.file(path).data)
     permissions = traits(site / overlay.targets[0]).permissions

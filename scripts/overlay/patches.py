@@ -21,7 +21,7 @@ SERIES = "series"
 #: At most six digits, below Python's limit for int conversions. The text behind ``@@`` may only be
 #: a bare name, because a line of upstream's code would be a quotation.
 _HUNK = re.compile(
-    rb"@@ -(\d{1,6})(?:,(\d{1,6}))? \+(\d{1,6})(?:,(\d{1,6}))? @@(?: ([A-Za-z_]\w*))?\n",
+    rb"@@ -(\d{1,6})(?:,(\d{1,6}))? \+(\d{1,6})(?:,(\d{1,6}))? @@(?: ([A-Za-z_]\w*))?\n"
 )
 _FILE = re.compile(rb"--- a/(.+)\n\+\+\+ b/\1\n")
 _EXPECTED = (
@@ -77,8 +77,7 @@ class FilePatch:
                 end_of_last <= hunk.old_at <= len(lines)
             ):
                 raise damaged(
-                    f"{name} does not apply: line {hunk.old_at + 1} does not match",
-                    self.path,
+                    f"{name} does not apply: line {hunk.old_at + 1} does not match", self.path
                 )
             if len(result) != hunk.new_at:
                 raise damaged(
