@@ -253,25 +253,6 @@ def test_revert_compiles_what_the_installer_had_compiled(tmp_path: Path, ours: O
     assert not (site / other).exists()
 
 
-def test_a_umask_hides_nothing_from_those_who_may_read_the_sources(site: Path) -> None:
-    (site / RUNNER).chmod(0o640)
-    twin = site.parent / "twin"
-    shutil.copytree(site, twin, symlinks=True)
-    for command in ("apply", "revert"):
-        for folder, umask in ((site, 0o077), (twin, 0o022)):
-            arguments = (command, "--site", folder, "--python", sys.executable)
-            assert run(*arguments, umask=umask).returncode == Exit.DONE
-        modes, twins = (
-            {path: oct(mode) for path, (mode, _) in snapshot(folder, bytecode=True).items()}
-            for folder in (site, twin)
-        )
-        assert modes == twins
-        for source in OVERLAY.targets:
-            pyc = os.path.relpath(importlib.util.cache_from_source(str(site / source)), site)
-            if command == "apply":
-                assert modes[pyc] == modes[source]
-
-
 def test_an_interpreter_that_cannot_compile_is_refused(site: Path, tmp_path: Path) -> None:
     before = snapshot(site, bytecode=True)
     broken = tmp_path / "python"

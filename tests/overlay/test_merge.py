@@ -7,20 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from overlay import merge
 from overlay.patches import FilePatch, Hunk, Patch, Series, dumps, parse, split_lines
-from support.sites import OVERLAY, REPO, UPSTREAM
+from support.sites import OVERLAY, UPSTREAM
 
 PATH = "vllm/x.py"
 
 
 def upstream(path: str) -> bytes:
     return (UPSTREAM / path).read_bytes()
-
-
-def test_a_patch_is_written_as_it_was_read() -> None:
-    for patch in OVERLAY.series.patches:
-        assert dumps(patch) == (REPO / "patches" / patch.name).read_bytes()
-    names = "".join(f"{patch.name}\n" for patch in OVERLAY.series.patches)
-    assert names == (REPO / "patches" / "series").read_text()
 
 
 def test_all_patches_are_the_series_itself() -> None:

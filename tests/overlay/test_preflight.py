@@ -132,6 +132,7 @@ def test_a_job_mends_a_reinstall_and_fails_on_all_else(tmp_path: Path, state: st
     assert done.returncode == (Exit.DONE if mended else STATES[state]), done.stderr
     report = json.loads((tmp_path / "overlay.json").read_text())
     assert report["code"] == STATES[state]
+    assert done.stderr.count("\n") == (state != "overlaid")
     if mended:
         assert run("verify", "--site", site).returncode == Exit.DONE
     else:
