@@ -1,8 +1,5 @@
 """The overlay that the command line works with, and where copies of installations are made."""
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +7,6 @@ import pytest
 from overlay import cli
 from overlay.source import Overlay
 from support import mini, sites
-
-MEMORY = Path("/dev/shm")
-ROOM = 256 << 20
 
 
 @pytest.fixture
@@ -31,13 +25,15 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Overlay:
 
 
 @pytest.fixture
-def scratch(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory, where there is room for one; else on the disk.
+def worded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Overlay:
+    """A synthetic overlay with a feature, which the command line lays."""
+    overlay = mini.worded(tmp_path / "worded")
+    monkeypatch.setattr(cli, "ROOT", overlay.root)
+    return overlay
 
-    Half of the time of several hundred cuts would go into the disk.
-    """
-    if not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < ROOM:
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(prefix="readiness-", dir=MEMORY) as folder:
-        yield Path(folder)
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    """A directory in memory: half of the time of several hundred cuts would go into the disk."""
+    with sites.in_memory(tmp_path, 256 << 20) as folder:
+        yield folder

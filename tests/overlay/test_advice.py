@@ -76,16 +76,6 @@ CASES = [
 ]
 
 
-@pytest.fixture
-def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Overlay:
-    """The command line's; the user stands beside the extra patches."""
-    overlay = mini.worded(tmp_path / "overlay")
-    monkeypatch.setattr(cli, "ROOT", overlay.root)
-    mini.extra(tmp_path / "my own")
-    monkeypatch.chdir(tmp_path)
-    return overlay
-
-
 def advised(text: str, site: Path) -> list[list[str]]:
     """The commands in a text, each as its words behind the program and the target."""
     commands = [shlex.split(command) for command in re.findall(r"`([^`]+)`", text)]
@@ -102,8 +92,14 @@ def names(case: Case) -> str:
 
 @pytest.mark.parametrize("case", CASES, ids=names)
 def test_the_advice_does_what_it_says(
-    tmp_path: Path, overlay: Overlay, capsys: pytest.CaptureFixture[str], case: Case
+    tmp_path: Path,
+    worded: Overlay,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    case: Case,
 ) -> None:
+    mini.extra(tmp_path / "my own")
+    monkeypatch.chdir(tmp_path)
     site = mini.install(tmp_path / "site")
     pristine = snapshot(site)
     expected = mini.install(tmp_path / "expected")

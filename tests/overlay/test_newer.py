@@ -6,22 +6,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from overlay import cli
 from overlay import pin as pins
 from overlay.errors import Exit
-from overlay.installation import locate
-from overlay.patches import Series
-from overlay.pin import PACKAGE, Pin
+from overlay.pin import PACKAGE
 from overlay.source import Overlay
-from overlay.state import State, inspect
-from series.checksums import expected_pin
-from support import faults, mini, sites
-from support.sites import OVERLAY, UPSTREAM, run, snapshot
+from overlay.state import State
+from support import mini, sites
+from support.sites import run, snapshot
 
 PROVENANCE = f"{PACKAGE}/provenance"
 PIN = f"{PROVENANCE}/{pins.NAME}"
-LOGGER = "vllm/logger.py"
+LOGGER, LOGS = "vllm/logger.py", b"import logging\n"
 MARK = b"# Changed by vllm-readiness-overlay. The patches in vllm/v1/readiness/provenance/patches\n"
+PRISTINE = {**mini.PRISTINE, LOGGER: LOGS}
+LEAVE = "--leave=vllm/v1/two.py"
 COMMANDS: Sequence[Sequence[str]] = (
     ["status"],
     ["status", "--json"],
@@ -31,7 +29,7 @@ COMMANDS: Sequence[Sequence[str]] = (
     ["doctor"],
     ["apply"],
     ["apply", "--dry-run"],
-    ["apply", "--leave=vllm/v1/engine/output_processor.py"],
+    ["apply", LEAVE],
     ["revert"],
     ["revert", "--dry-run"],
     ["exec", "--", "true"],
@@ -39,39 +37,26 @@ COMMANDS: Sequence[Sequence[str]] = (
 )
 
 
-def newer_than(overlay: Overlay, folder: Path, release: str = OVERLAY.pin.release) -> Overlay:
-    """A version 0.99.0 in ``folder``: one more patch of one more file, and one more module.
+def newer_than(ours: Overlay, folder: Path, release: str = mini.RELEASE) -> Overlay:
+    """A version 0.99.0 in ``folder``: one more changed file, and one more module.
 
-    Everything else is as in ``overlay``, so that most files have the same bytes.
+    Everything else is as in ``ours``, so that most files have the same bytes.
     """
-    for name in ("patches", "vendor_overlay"):
-        shutil.copytree(overlay.root / name, folder / name)
-    before = (UPSTREAM / LOGGER).read_bytes()
-    patch = mini.HEADER.encode() + b"\n" + mini.unified(LOGGER, before, MARK + before)
-    (folder / "patches" / "0099-newer.patch").write_bytes(patch)
-    with (folder / "patches" / "series").open("a") as series:
-        series.write("0099-newer.patch\n")
-    ours = folder / "vendor_overlay" / PACKAGE
-    (ours / "newer.py").write_text("X = 1\n")
-    (ours / "version.py").write_text('__version__ = "0.99.0"\n')
-    empty = Pin(release, "0.99.0", {}, {}, {})
-    series_of = Series.load(folder / "patches")
-    pin = expected_pin(folder, empty, series_of, lambda path: (UPSTREAM / path).read_bytes())
-    (folder / pins.NAME).write_text(pin.dumps())
-    return Overlay.load(folder)
+    files = {path: ours.added_bytes(path) for path in ours.added if path.endswith(".py")}
+    changed = {**mini.OVERLAID, LOGGER: MARK + LOGS}
+    files |= {f"{PACKAGE}/newer.py": b"", f"{PACKAGE}/version.py": b'__version__ = "0.99.0"\n'}
+    return mini.overlay(folder, PRISTINE, changed, files, "0.99.0", release=release)
 
 
 @pytest.fixture
-def stock(site: Path) -> Path:
-    """The real installation, cut down, with the file that the newer version changes, too."""
-    shutil.copy(UPSTREAM / LOGGER, site / LOGGER)
-    sites.shorten_record(site)
-    return site
+def stock(tmp_path: Path) -> Path:
+    """An installation with the file that the newer version changes, too."""
+    return mini.install(tmp_path / "site", PRISTINE)
 
 
 @pytest.fixture
-def newer(tmp_path: Path) -> Overlay:
-    return newer_than(OVERLAY, tmp_path / "newer")
+def newer(tmp_path: Path, worded: Overlay) -> Overlay:
+    return newer_than(worded, tmp_path / "newer")
 
 
 def said(site: Path, command: Sequence[str], code: Exit = Exit.FOREIGN) -> str:
@@ -100,11 +85,11 @@ def test_every_command_names_it_and_says_how_it_comes_off(
 def an_earlier_revert(site: Path) -> None:
     """As this tool has done it: RECORD no longer lists our files, and only lines are left."""
     shutil.rmtree(site / PACKAGE)
-    record = site / sites.INFO / "RECORD"
+    record = site / mini.INFO / "RECORD"
     rows = record.read_bytes().splitlines(keepends=True)
     record.write_bytes(b"".join(row for row in rows if not row.startswith(PACKAGE.encode())))
-    for path in OVERLAY.targets:
-        shutil.copy(UPSTREAM / path, site / path)
+    for path, data in mini.PRISTINE.items():
+        (site / path).write_bytes(data)
 
 
 def removed(*paths: str) -> Callable[[Path], None]:
@@ -119,7 +104,7 @@ MOVED = {
     "the pin": removed(PIN),
     "the provenance": removed(PROVENANCE),
     "all of ours": removed(PACKAGE),
-    "all and RECORD": removed(PACKAGE, f"{sites.INFO}/RECORD"),
+    "all and RECORD": removed(PACKAGE, f"{mini.INFO}/RECORD"),
     "an earlier revert": an_earlier_revert,
 }
 
@@ -144,18 +129,18 @@ def test_rows_of_another_version_in_record_are_not_taken_for_the_installer_s(
     """Upstream's files are back, by hand, and RECORD is not."""
     mini.lay(newer, stock)
     shutil.rmtree(stock / PACKAGE)
-    for path in newer.targets:
-        shutil.copy(UPSTREAM / path, stock / path)
+    for path, data in PRISTINE.items():
+        (stock / path).write_bytes(data)
     for command in COMMANDS:
         text = said(stock, command)
         assert "RECORD" in text, command
         assert "reinstall vllm" in text
 
 
-def test_a_record_of_this_version_can_still_be_restored(stock: Path) -> None:
+def test_a_record_of_this_version_can_still_be_restored(stock: Path, worded: Overlay) -> None:
     """Somebody has deleted our directory: nothing is lost by that."""
     before = snapshot(stock)
-    for options in ([], ["--leave=vllm/v1/engine/output_processor.py"]):
+    for options in ([], [LEAVE]):
         assert run("apply", "--site", stock, *options).returncode == Exit.DONE
         shutil.rmtree(stock / PACKAGE)
         if not options:
@@ -185,38 +170,16 @@ def test_a_pin_that_cannot_be_read_is_not_to_be_moved_away(
         assert ("0.99.0" in text) is (damage in ("half", "a later format"))
 
 
-@pytest.mark.parametrize("installed", [OVERLAY.pin.release, "99.1"])
-def test_the_release_that_it_is_for_is_named(stock: Path, tmp_path: Path, installed: str) -> None:
-    mini.lay(newer_than(OVERLAY, tmp_path / "newer", "99.1"), stock)
-    sites.state_version(stock, installed)
+@pytest.mark.parametrize("installed", [mini.RELEASE, "99.1"])
+def test_the_release_that_it_is_for_is_named(
+    stock: Path, worded: Overlay, tmp_path: Path, installed: str
+) -> None:
+    mini.lay(newer_than(worded, tmp_path / "newer", "99.1"), stock)
+    metadata = mini.METADATA.replace(mini.RELEASE, installed)
+    (stock / mini.INFO / "METADATA").write_text(metadata)
     code = Exit.RELEASE if installed == "99.1" else Exit.FOREIGN
     for command in COMMANDS:
         text = said(stock, command, code)
         assert "overlay 0.99.0, which is for vLLM 99.1" in text, command
         assert "revert with overlay 0.99.0" in text
         assert "move" not in text.replace("removed", "")
-
-
-def test_what_a_killed_apply_of_it_staged_is_found(tmp_path: Path, ours: Overlay) -> None:
-    """In a directory in which this version changes nothing."""
-    other = "vllm/config/other.py"
-    pristine = {**mini.PRISTINE, other: b"A = 1\n"}
-    newer = mini.overlay(
-        tmp_path / "newer", pristine, {**mini.OVERLAID, other: MARK + b"A = 2\n"}, version="0.0.3"
-    )
-    fresh = mini.install(tmp_path / "fresh", pristine)
-    seen = set()
-    for at in range(1, 200):
-        site = Path(shutil.copytree(fresh, tmp_path / "site"))
-        status = faults.cut(["apply", "--site", str(site), "--force"], newer.root, at)
-        state = inspect(locate(site=str(site)), ours).state
-        seen.add(state)
-        if state is State.PRISTINE:
-            assert snapshot(site) == snapshot(fresh), f"cut {at}"
-        elif state is State.PARTIAL:
-            assert cli.main(["revert", "--site", str(site)]) == Exit.DONE
-            assert snapshot(site) == snapshot(fresh), f"cut {at}, then revert"
-        shutil.rmtree(site)
-        if status is None:
-            break
-    assert seen == {State.PRISTINE, State.PARTIAL, State.FOREIGN}

@@ -28,14 +28,7 @@ NOW = Options(force=True, wait=5)
 
 
 @pytest.fixture
-def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Overlay:
-    overlay = mini.overlay(tmp_path / "overlay")
-    monkeypatch.setattr(cli, "ROOT", overlay.root)
-    return overlay
-
-
-@pytest.fixture
-def site(tmp_path: Path, overlay: Overlay) -> Path:
+def site(tmp_path: Path, ours: Overlay) -> Path:
     """A small installation, whose path holds what mountinfo escapes."""
     site = mini.install(tmp_path / "a site with\\signs")
     (site / PYC).parent.mkdir()
@@ -120,7 +113,7 @@ def test_a_directory_on_the_way_may_be_a_mount(site: Path) -> None:
 
 
 def test_an_error_names_the_file_and_not_the_staged_one(
-    site: Path, overlay: Overlay, monkeypatch: pytest.MonkeyPatch
+    site: Path, ours: Overlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = os.replace
 
@@ -131,7 +124,7 @@ def test_an_error_names_the_file_and_not_the_staged_one(
 
     monkeypatch.setattr(os, "replace", busy)
     with pytest.raises(OverlayError, match="Device or resource busy") as caught:
-        commands.apply(locate(site=str(site)), overlay, NOW)
+        commands.apply(locate(site=str(site)), ours, NOW)
     assert caught.value.subject == str(site / TWO)
     assert "the installation is partial" in caught.value.reason
 

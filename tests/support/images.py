@@ -13,10 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import tempfile
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,6 @@ import pytest
 from environment.programs import BUILDAH, RUNC, Program
 
 from support import sites
-from support.releases import row
 from support.sites import INFO, OVERLAY, VERSION
 
 PYTHON = Path(os.path.realpath(sys.executable))
@@ -41,24 +37,6 @@ STAND_INS = {"vllm/__init__.py": "", "vllm/entrypoints/cli/main.py": SERVE}
 _LEFT_OUT = ("test", "idlelib", "tkinter", "_tkinter*", "lib2to3", "config-*", "*-packages")
 _ACCEPT_ALL = {"default": [{"type": "insecureAcceptAnything"}]}
 _NUMBERS = itertools.count()
-
-#: Where storages are made, if there is room: they are gigabytes of copies for a minute.
-MEMORY = Path("/dev/shm")
-ROOM = 6 << 30
-
-
-@contextmanager
-def scratch(tmp_path: Path) -> Iterator[Path]:
-    """A directory for storages, in memory, where programs can be started and there is room."""
-    if (
-        not MEMORY.is_dir()
-        or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
-        or shutil.disk_usage(MEMORY).free < ROOM
-    ):
-        yield tmp_path
-    else:
-        with tempfile.TemporaryDirectory(prefix="readiness-", dir=MEMORY) as folder:
-            yield Path(folder)
 
 
 def refused() -> str | None:
@@ -79,15 +57,9 @@ def wheel(folder: Path) -> Path:
     for path, text in STAND_INS.items():
         (site / path).parent.mkdir(parents=True, exist_ok=True)
         (site / path).write_text(text)
-    files = {file.relative_to(site).as_posix(): file for file in site.rglob("*") if file.is_file()}
-    del files[f"{INFO}/RECORD"]
-    rows = [row(path, file.read_bytes()) for path, file in sorted(files.items())]
-    wheel = folder / f"{INFO.removesuffix('.dist-info')}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for path, file in sorted(files.items()):
-            archive.write(file, path)
-        archive.writestr(f"{INFO}/RECORD", "".join(rows) + f"{INFO}/RECORD,,\n")
-    return wheel
+    sites.shorten_record(site)
+    archive = Path(shutil.make_archive(str(folder / "wheel"), "zip", site))
+    return archive.rename(folder / f"{INFO.removesuffix('.dist-info')}-py3-none-any.whl")
 
 
 def root_file_system(root: Path, wheels: Path) -> Path:

@@ -19,10 +19,7 @@ from series import catalogue
 from series.check import FIELDS
 from series.checksums import expected_pin
 
-PRISTINE = {
-    "vllm/one.py": b"A = 1\nB = 2\nC = 3\n",
-    "vllm/v1/two.py": b"def f():\n    return 1\n",
-}
+PRISTINE = {"vllm/one.py": b"A = 1\nB = 2\nC = 3\n", "vllm/v1/two.py": b"def f():\n    return 1\n"}
 OVERLAID = {
     "vllm/one.py": b"# changed\nA = 1\nC = 33\n",
     "vllm/v1/two.py": b"# changed\ndef f():\n    return 1\n\n\nG = f()",
@@ -54,6 +51,7 @@ def overlay(
     ours: Mapping[str, bytes] = OURS,
     version: str = "0.0.1",
     serves: Mapping[str, str] = ALL_ONE,
+    release: str = RELEASE,
 ) -> Overlay:
     """Write an overlay into ``root`` and read it.
 
@@ -64,6 +62,7 @@ def overlay(
         ours: the files that are added.
         version: the overlay's.
         serves: what the patch of each file serves; one patch of all files if empty.
+        release: vLLM's.
     """
     patches = {
         f"{number:04}-{path.rpartition('/')[2]}.patch": HEADER.replace(
@@ -86,7 +85,7 @@ def overlay(
     for name, data in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
-    empty = pin.Pin(RELEASE, version, {}, {}, {})
+    empty = pin.Pin(release, version, {}, {}, {})
     expected = expected_pin(root, empty, Series.load(root / "patches"), pristine.__getitem__)
     (root / pin.NAME).write_text(expected.dumps())
     page = catalogue.page(Series.load(root / "patches"))

@@ -8,8 +8,9 @@ import stat
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,21 @@ def whole(site: Path) -> Path:
     return site
 
 
+@contextmanager
+def in_memory(folder: Path, room: int) -> Iterator[Path]:
+    """A directory in memory, where programs start and ``room`` bytes are free; else ``folder``."""
+    memory = Path("/dev/shm")
+    if (
+        not os.access(memory, os.W_OK)
+        or os.statvfs(memory).f_flag & os.ST_NOEXEC
+        or shutil.disk_usage(memory).free < room
+    ):
+        yield folder
+    else:
+        with tempfile.TemporaryDirectory(prefix="readiness-", dir=memory) as made:
+            yield Path(made)
+
+
 Snapshot = dict[str, tuple[int, bytes | str]]
 
 
@@ -140,11 +156,7 @@ def run(
     if options or root != REPO or python != sys.executable:
         return _run([python, root / "scripts" / "overlay", *arguments], **options)
     output, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in "oe")
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        redirect_stdout(output),
-        redirect_stderr(errors),
-    ):
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
         for name in AMBIENT:
             patch.delenv(name, raising=False)
         code = cli.main(command := [str(argument) for argument in arguments])
