@@ -95,18 +95,8 @@ def test_an_uninstalled_command_leaves_what_another_copy_reverts(
 
 
 def uvx(folder: Path) -> Sequence[object]:
-    cache = folder / "cache"
-    return [
-        ENV / "uv",
-        "--quiet",
-        "--offline",
-        "--cache-dir",
-        cache,
-        "tool",
-        "run",
-        "--python",
-        sys.executable,
-    ]
+    options = ["--quiet", "--offline", "--cache-dir", folder / "cache"]
+    return [ENV / "uv", *options, "tool", "run", "--python", sys.executable]
 
 
 def pipx(folder: Path, file: Path) -> Sequence[object]:

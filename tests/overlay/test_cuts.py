@@ -189,9 +189,7 @@ MORE = [
     pytest.param(("extra", None, 5), id="some cuts in a part and an extra patch"),
     pytest.param(("extra", None, 1), id="a part and an extra patch", marks=pytest.mark.slow),
     pytest.param(
-        ("older", sys.executable, 1),
-        id="another version with bytecode",
-        marks=pytest.mark.slow,
+        ("older", sys.executable, 1), id="another version with bytecode", marks=pytest.mark.slow
     ),
 ]
 

@@ -100,27 +100,19 @@ def by_debian(folder: Path) -> Iterator[Attempt]:
         pytest.skip("Debian's Python is not there")
     (folder / "packages").mkdir()
     script = 'mount --bind "$0" "$1" && shift && exec "$@"'
-    inside: list[str | Path] = [
-        "unshare",
-        "--mount",
-        "sh",
-        "-c",
-        script,
-        folder / "packages",
-        where,
-    ]
+    shell = ["unshare", "--mount", "sh", "-c", script]
+    inside: list[str | Path] = [*shell, folder / "packages", where]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("mounting is not permitted")
     install_vllm("--python", DEBIAN, "--break-system-packages", before=inside)
     assert (folder / "packages" / "vllm").is_dir()
-    overlay = [*inside, sys.executable, REPO / "scripts" / "overlay"]
-    yield (
-        lambda command: (
-            subprocess.run(
-                [*overlay, *words(command, "--python", DEBIAN)], capture_output=True, check=False
-            ).returncode
-        )
-    )
+
+    def attempt(command: str) -> int:
+        overlay = [*inside, sys.executable, REPO / "scripts" / "overlay"]
+        line = [*overlay, *words(command, "--python", DEBIAN)]
+        return subprocess.run(line, capture_output=True, check=False).returncode
+
+    yield attempt
 
 
 @contextmanager

@@ -132,10 +132,7 @@ def test_a_replacement_that_fails_says_what_was_removed(
     monkeypatch.setattr(cli, "ROOT", newer.root)
     assert run("apply", older, "--python", sys.executable) == Exit.USAGE
     message = capsys.readouterr().err
-    for part in (
-        "0.0.1 was removed, and this one is not applied: ",
-        "'return' outside",
-    ):
+    for part in ("0.0.1 was removed, and this one is not applied: ", "'return' outside"):
         assert part in message
     assert "nothing was written" not in message
     assert snapshot(older) == snapshot(mini.install(tmp_path / "fresh"))
@@ -182,10 +179,7 @@ def test_every_version_is_recognised_and_taken_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
 def test_another_version_that_cannot_be_taken_off_is_reinstalled(
-    older: Path,
-    recorded: bool,
-    damage: Callable[[Path], None],
-    capsys: pytest.CaptureFixture[str],
+    older: Path, recorded: bool, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     if not recorded:
         (older / mini.INFO / "RECORD").unlink()
@@ -195,11 +189,7 @@ def test_another_version_that_cannot_be_taken_off_is_reinstalled(
         code = run(command, older, "--dry-run")
         message = "".join(capsys.readouterr())
         assert code == Exit.FOREIGN, message
-        for part in (
-            "0.0.1",
-            f"{PROVENANCE}/patches",
-            f"reinstall vllm {mini.RELEASE}",
-        ):
+        for part in ("0.0.1", f"{PROVENANCE}/patches", f"reinstall vllm {mini.RELEASE}"):
             assert part in message
         for part in ("or nothing", "make refresh", " revert --site="):
             assert part not in message
