@@ -45,8 +45,7 @@ def test_the_command_takes_the_process_its_streams_and_its_arguments(overlaid: P
 def test_without_a_command_it_says_how_to_name_one(overlaid: Path, tmp_path: Path) -> None:
     """As it stands, from any directory, and for the installation that was named."""
     for words in (["--"], []):
-        done = run("exec", "--site", overlaid, *words)
-        assert done.returncode == Exit.USAGE
+        done = run("exec", "--site", overlaid, *words, code=Exit.USAGE)
     (line,) = re.findall("`(.* -- vllm serve MODEL)`$", done.stderr.strip())
     script(tmp_path / "vllm", 'echo served "$@"')
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}

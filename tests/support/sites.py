@@ -147,19 +147,27 @@ def snapshot(root: Path, bytecode: bool = False) -> Snapshot:
 
 
 def run(
-    *arguments: object, python: str = sys.executable, root: Path = REPO, **options: Any
+    *arguments: object, python: str = sys.executable, code: int | None = None, **options: Any
 ) -> "subprocess.CompletedProcess[str]":
-    """Run the overlay tool; with options of a process, as a Dockerfile does, by its directory.
+    """Run the overlay tool, which has to exit with ``code``, if one is given.
 
-    Without them it runs in this process, which takes half of the time.
+    With options of a process, it runs as in a Dockerfile, by its directory. Without them it runs
+    in this process, which takes half of the time.
     """
-    if options or root != REPO or python != sys.executable:
-        return _run([python, root / "scripts" / "overlay", *arguments], **options)
+    if options or python != sys.executable:
+        done = _run([python, REPO / "scripts" / "overlay", *arguments], **options)
+    else:
+        done = _here([str(argument) for argument in arguments])
+    assert code is None or done.returncode == code, f"{arguments}: {done.stdout}{done.stderr}"
+    return done
+
+
+def _here(command: list[str]) -> "subprocess.CompletedProcess[str]":
     output, errors = (io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in "oe")
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
         for name in AMBIENT:
             patch.delenv(name, raising=False)
-        code = cli.main(command := [str(argument) for argument in arguments])
+        code = cli.main(command)
     printed = []
     for stream in (output, errors):
         stream.seek(0)
