@@ -2,9 +2,11 @@
 
 import json
 import os
+import select
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,8 @@ def test_a_slow_reader_that_does_not_block_gets_everything(site: Path) -> None:
     with subprocess.Popen([*command, "--full"], stdout=write) as child:
         os.close(write)
         with os.fdopen(read, "rb") as file:
+            select.select([file], [], [])
+            time.sleep(0.5)  # The pipe is full by then.
             got = file.read()
     assert child.returncode == 0
     assert got == whole
