@@ -177,8 +177,8 @@ SMALL = [
     pytest.param(("small", sys.executable, 1), id="with bytecode", marks=pytest.mark.slow),
 ]
 MORE = [
-    # Each of the 151 files is changed by the same four calls: every seventh meets each of them.
-    pytest.param(("real", None, 7), id="real files", marks=pytest.mark.slow),
+    # Each of the 234 files is changed by the same four calls: every 23rd meets each of them.
+    pytest.param(("real", None, 23), id="real files", marks=pytest.mark.slow),
     pytest.param(("real", None, 100), id="some cuts in real files"),
     pytest.param(("small", sys.executable, 7), id="some cuts with bytecode"),
     pytest.param(("older", None, 1), id="another version"),
