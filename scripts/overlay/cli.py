@@ -179,6 +179,8 @@ def _say(text: str) -> None:
 def _change(
     args: argparse.Namespace, change: Callable[[Installation, Overlay, Options], Outcome], done: str
 ) -> int:
+    if not args.wait >= 0:  # nor a NaN
+        raise usage(f"--wait={args.wait:g} is no time", "give seconds, 0 or more")
     options = Options(args.dry_run, args.force, args.wait, _choice(args))
     outcome = change(installation(args), Overlay.load(ROOT), options)
     if args.json:

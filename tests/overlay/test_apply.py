@@ -294,6 +294,9 @@ def test_the_lock_is_waited_for_only_so_long(site: Path) -> None:
             assert "another run" in refused.stderr
         assert run("status", "--site", site).returncode == Exit.DONE
     assert run("apply", "--site", site).returncode == Exit.DONE
+    for wait in ("nan", "-1"):
+        refused = run("apply", "--site", site, f"--wait={wait}", code=Exit.USAGE)
+        assert f"--wait={wait} is no time" in refused.stderr
 
 
 def test_an_interpreter_that_compiles_holds_the_lock_of_a_killed_run(
