@@ -152,16 +152,6 @@ def test_each_item_is_processed_and_sent_once(side: str) -> None:
     assert caches.serve("b4") == [False]
 
 
-def test_a_request_may_overtake_another(side: str) -> None:
-    caches = Caches(side)
-    first, second = caches.render("a4"), caches.render("a4")
-    if side == "ours":
-        assert (caches.send(second), caches.send(first)) == ([True], [False])
-        return
-    with pytest.raises(AssertionError, match="Expected a cached item"):
-        caches.send(second)
-
-
 def test_the_core_has_evicted_what_was_rendered_last(side: str) -> None:
     """The front end's cache evicts in the order of rendering, the core's in that of sending."""
     caches = Caches(side)
@@ -175,18 +165,6 @@ def test_the_core_has_evicted_what_was_rendered_last(side: str) -> None:
     for request in (waits, caches.render("a8")):
         with pytest.raises(AssertionError, match="Expected a cached item"):
             caches.send(request)
-
-
-def test_an_item_that_the_core_has_evicted_is_sent_to_the_next_request() -> None:
-    """More was sent than the margin while a request was rendered."""
-    caches = Caches("ours")
-    caches.serve("a8")
-    waits = caches.render("a8")
-    caches.serve("b50")
-    caches.serve("c7")
-    with pytest.raises(AssertionError, match="Expected a cached item"):
-        caches.send(waits)
-    assert [caches.serve("a8"), caches.serve("a8")] == [[True], [False]]
 
 
 def test_items_of_one_request_do_not_fit_together(side: str) -> None:
@@ -204,26 +182,6 @@ def test_an_item_that_the_record_cannot_hold_is_sent_each_time() -> None:
     caches.serve("a4")
     assert caches.serve("b60") == caches.serve("b60") == [True]
     assert caches.serve("a4") == [True]
-
-
-def test_items_behind_one_that_the_core_lacks_are_sent_again() -> None:
-    """The core stops at the first that it lacks, and stores none behind it."""
-    caches = Caches("ours")
-    caches.render("a1")
-    caches.serve("b2", "f24")
-    waits = caches.render("b2", "a1")
-    caches.serve("g40")
-    with pytest.raises(AssertionError, match="Expected a cached item"):
-        caches.send(waits)
-    assert caches.serve("a1") == [True]
-
-
-def test_an_item_is_used_before_the_others_of_its_request_are_stored() -> None:
-    caches = Caches("ours")
-    caches.serve("a8")
-    caches.serve("b40")
-    assert caches.serve("c16", "a8") == [True, False]
-    assert caches.serve("a8", "c16") == [False, False]
 
 
 def test_items_of_refused_requests_take_no_more_memory_than_the_cache() -> None:

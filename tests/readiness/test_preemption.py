@@ -182,21 +182,15 @@ def test_want_of_blocks_with_two_steps_in_flight_changes_nothing(
     assert theirs.faults() == own.faults() == []
 
 
-def test_a_derived_scheduler_with_methods_of_its_own_is_left_to_upstream() -> None:
-    base = modules.overlaid(modules.SCHEDULER).AsyncScheduler
-    own = type("Own", (base,), {"schedule": base.__mro__[2].schedule})
-    derived = scheduler(own, 2)
+@pytest.mark.parametrize("leaves_out", ["our methods", "our constructor"])
+def test_a_derived_scheduler_that_leaves_out_ours_is_left_to_upstream(leaves_out: str) -> None:
+    kind = modules.overlaid(modules.SCHEDULER).AsyncScheduler
+    if leaves_out == "our methods":
+        kind = type("Own", (kind,), {"schedule": kind.__mro__[2].schedule})
+    derived = scheduler(kind, 2)
+    if leaves_out == "our constructor":
+        for name in ("_mends_preemption", "_preempted", "readiness_in_flight"):
+            vars(derived).pop(name, None)
     assert outcome(accepted_drafts_in_flight, lambda _: derived) == outcome(
-        accepted_drafts_in_flight, pinned
-    )
-
-
-def test_a_derived_scheduler_that_leaves_our_constructor_out_is_left_to_upstream() -> None:
-    base = modules.overlaid(modules.SCHEDULER).AsyncScheduler
-    made = scheduler(base, 2)
-    bare = object.__new__(base)
-    own = ("_mends_preemption", "_preempted", "readiness_in_flight")
-    vars(bare).update({name: value for name, value in vars(made).items() if name not in own})
-    assert outcome(accepted_drafts_in_flight, lambda _: bare) == outcome(
         accepted_drafts_in_flight, pinned
     )

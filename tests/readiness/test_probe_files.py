@@ -3,7 +3,7 @@
 import io
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -22,54 +22,69 @@ HEADER = {
 }
 
 
-def filled(count: int, capacity: int) -> Ring:
-    """Return a ring into which ``count`` numbered records were put."""
-    ring = Ring(capacity)
-    put(ring, count)
-    return ring
-
-
 def put(ring: Ring, count: int) -> None:
-    """Go on with the numbers."""
+    """Put ``count`` records, each with the next number."""
     for number in range(ring.count, ring.count + count):
         ring.put(number % len(KINDS), number, number + 5, number, 0, number)
 
 
-@pytest.mark.parametrize("failing", ["open", "write", "replace"])
-def test_a_write_that_fails_leaves_the_file_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+class Recorded(NamedTuple):
+    """A ring, and the file that it is written to."""
+
+    path: Path
+    ring: Ring
+    file: RecordFile
+
+    def write(self) -> None:
+        """Write what is new."""
+        self.file.write(lambda: HEADER)
+
+    def numbers(self) -> list[int]:
+        """The numbers of the records in the file."""
+        return [span.began for span in records.read(self.path).spans]
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Recorded:
+    """A file of five numbered records."""
+    path, ring = tmp_path / "file.rank0", Ring(16)
+    put(ring, 5)
+    recorded = Recorded(path, ring, RecordFile(ring, str(path)))
+    recorded.write()
+    return recorded
+
+
+class Full(io.FileIO):
+    """A file on a full disk."""
+
+    def write(self, data: Any) -> int:
+        """Write some bytes."""
+        super().write(bytes(data)[:10])
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("failing", ["open", "write", "replace", "append"])
+def test_a_write_that_fails_leaves_the_records_before(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    path = tmp_path / "file.rank0"
-    RecordFile(filled(3, 32), str(path)).write(lambda: HEADER)
-    before = path.read_bytes()
-    full = OSError(28, "No space left on device")
-
-    class Full:
-        def __init__(self, name: str, mode: str) -> None:
-            self.file = Path(name).open(mode)  # noqa: SIM115
-
-        def __enter__(self) -> "Full":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.file.close()
-
-        def write(self, data: bytes) -> None:
-            self.file.write(data[: len(data) // 2])
-            raise full
-
     def fail(*_: object) -> None:
-        raise full
+        raise OSError(28, "No space left on device")
 
-    if failing == "replace":
-        monkeypatch.setattr(os, "replace", fail)
-    else:
-        stand_in = Full if failing == "write" else fail
-        monkeypatch.setattr(files, "open", stand_in, raising=False)
-    with pytest.raises(OSError, match="No space left"):
-        RecordFile(filled(9, 32), str(path)).write(lambda: HEADER)
-    assert path.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["file.rank0"]
+    before = recorded.path.read_bytes()
+    put(recorded.ring, 2)
+    # Another file of the same name is written whole.
+    file = recorded.file if failing == "append" else RecordFile(recorded.ring, str(recorded.path))
+    with monkeypatch.context() as patch:
+        if failing == "replace":
+            patch.setattr(os, "replace", fail)
+        else:
+            patch.setattr(files, "open", fail if failing == "open" else Full, raising=False)
+        with pytest.raises(OSError, match="No space left"):
+            file.write(lambda: HEADER)
+    assert recorded.path.read_bytes() == before
+    assert [*recorded.path.parent.iterdir()] == [recorded.path]
+    file.write(lambda: HEADER)
+    assert recorded.numbers() == [*range(7)]
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=12))
@@ -93,51 +108,18 @@ def test_what_is_new_is_appended_and_a_file_that_has_grown_begins_anew(
         assert process.header["lost"] == ring.count - len(numbers)
 
 
-def test_a_write_costs_what_is_new(tmp_path: Path) -> None:
-    path = tmp_path / "file.rank0"
-    ring = filled(1000, 1024)
-    file = RecordFile(ring, str(path))
-    file.write(lambda: HEADER)
-    before = path.read_bytes()
-    put(ring, 3)
-    file.write(lambda: HEADER)
-    after = path.read_bytes()
+def test_a_write_costs_what_is_new(recorded: Recorded) -> None:
+    before = recorded.path.read_bytes()
+    put(recorded.ring, 3)
+    recorded.write()
+    after = recorded.path.read_bytes()
     assert after.startswith(before)
-    assert len(after) - len(before) < 3 * ring.size + 2000
-    assert [span.began for span in records.read(path).spans] == list(range(1003))
+    assert recorded.numbers() == [*range(8)]
 
 
-def test_a_file_that_somebody_else_has_changed_is_written_whole(tmp_path: Path) -> None:
-    path = tmp_path / "file.rank0"
-    ring = filled(5, 16)
-    file = RecordFile(ring, str(path))
-    file.write(lambda: HEADER)
-    for change in (path.unlink, lambda: path.write_text("?")):
+def test_a_file_that_somebody_else_has_changed_is_written_whole(recorded: Recorded) -> None:
+    for change in (recorded.path.unlink, lambda: recorded.path.write_text("?")):
         change()
-        put(ring, 1)
-        file.write(lambda: HEADER)
-        assert len(records.read(path).spans) == ring.count
-
-
-def test_an_append_that_fails_leaves_the_blocks_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "file.rank0"
-    ring = filled(5, 16)
-    file = RecordFile(ring, str(path))
-    file.write(lambda: HEADER)
-    before = path.read_bytes()
-
-    class Full(io.FileIO):
-        def write(self, data: Any) -> int:
-            super().write(bytes(data)[:10])
-            raise OSError(28, "No space left on device")
-
-    put(ring, 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "open", Full, raising=False)
-        with pytest.raises(OSError, match="No space left"):
-            file.write(lambda: HEADER)
-    assert path.read_bytes() == before
-    file.write(lambda: HEADER)
-    assert [span.began for span in records.read(path).spans] == list(range(7))
+        put(recorded.ring, 1)
+        recorded.write()
+        assert len(recorded.numbers()) == recorded.ring.count

@@ -31,14 +31,12 @@ class Rank(NamedTuple):
         variables: its environment.
         late: seconds until it compares itself.
         ends: whether its process ends instead of comparing itself.
-        version: of its overlay; None for this one.
     """
 
     digest: str | None = DIGEST
     variables: dict[str, str] = {}  # noqa: RUF012  (never changed)
     late: float = 0.0
     ends: bool = False
-    version: str | None = None
 
 
 class Outcome(NamedTuple):
@@ -57,8 +55,6 @@ def _live(number: int, rank: Rank, size: int, port: int, patience: float, out: P
     ranks.PATIENCE = patience
     warnings: list[str] = []
     ranks.logger.warning = lambda message, *rest: warnings.append(message % rest)
-    if rank.version:
-        vars(ranks)["__version__"] = rank.version
     store = TCPStore("127.0.0.1", port, size, number == 0, timedelta(seconds=60))
     torch.distributed.init_process_group("gloo", store=store, rank=number, world_size=size)
     start, error, different, total = time.monotonic(), "", [], 0.0
@@ -115,9 +111,12 @@ Run = Callable[..., list[Any]]
 
 
 def test_ranks_that_agree_go_on(run: Run) -> None:
-    """Two ways to write one switch are the same; the next collective of all ranks is paired."""
+    """Two ways to write one switch are the same; the next collective of all ranks is paired.
+
+    One of them is late.
+    """
     both = {"VLLM_READINESS": "-fixes"}, {"VLLM_READINESS": "features"}
-    for outcome in run(Rank(variables=both[0]), Rank(variables=both[1])):
+    for outcome in run(Rank(variables=both[0]), Rank(variables=both[1], late=1.5)):
         assert (outcome.error, outcome.warnings, outcome.sum) == ("", [], 1.0)
 
 
@@ -174,26 +173,17 @@ def test_the_first_that_has_waited_long_enough_ends_the_wait_of_all(run: Run) ->
     assert outcomes[2].seconds - 2.0 < 3.5
 
 
-def test_a_rank_may_be_late(run: Run) -> None:
-    for outcome in run(Rank(), Rank(late=1.5), patience=20.0):
-        assert (outcome.error, outcome.sum) == ("", 1.0)
-
-
-def test_warn_logs_the_table_and_goes_on(run: Run) -> None:
+def test_warn_logs_the_table_and_goes_on_with_ranks_that_differ(run: Run) -> None:
+    """The next collective of the rank without the overlay is theirs, too."""
     warn = {"VLLM_READINESS_RANKS": "warn"}
-    outcomes = run(Rank(variables=warn), Rank(digest=OTHER, variables=warn))
-    for outcome in outcomes:
+    ranks = (Rank(variables=warn), Rank(digest=OTHER, variables=warn), Rank(digest=None))
+    outcomes = run(*ranks, patience=1.0)
+    assert [outcome.sum for outcome in outcomes] == [3.0] * 3
+    for outcome in outcomes[:2]:
         (warning,) = outcome.warnings
         assert OTHER[:12] in warning
-        assert (outcome.error, outcome.sum) == ("", 1.0)
-
-
-def test_warn_goes_on_with_a_rank_without_the_overlay(run: Run) -> None:
-    """Its next collective is ours, too."""
-    warn = Rank(variables={"VLLM_READINESS_RANKS": "warn"})
-    first, second = run(warn, Rank(digest=None), patience=1.0)
-    assert "rank 1: no answer" in first.warnings[-1]
-    assert (first.sum, second.sum) == (1.0, 1.0)
+        assert "rank 2: no answer" in warning
+        assert outcome.error == ""
 
 
 def test_off_compares_nothing_and_waits_for_nobody(run: Run) -> None:

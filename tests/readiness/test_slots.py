@@ -257,14 +257,12 @@ def test_rejected_drafts_are_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lockstep.ours.waits == 0
 
 
-@pytest.mark.parametrize(
-    ("kernels", "attribute"), [("penalties", "penalties"), ("bad_words", "bad_words")]
-)
-def test_warm_up_launches_the_variants_of_serving(kernels: str, attribute: str) -> None:
+@pytest.mark.parametrize("kernels", ["penalties", "bad_words"])
+def test_warm_up_launches_the_variants_of_serving(kernels: str) -> None:
     """Triton classifies the arguments for batches of every size as in the warm-up."""
     name = f"vllm.v1.readiness.kernels.{kernels}"
     batch = LockstepRun(max_num_seqs=16).ours.batch
-    slots = getattr(batch.readiness, attribute)
+    slots = getattr(batch.readiness, kernels)
     fields = ("repetition_penalties", "frequency_penalties", "presence_penalties")
     with launches.recorded(name) as seen:
         slots.kernels = importlib.import_module(name)

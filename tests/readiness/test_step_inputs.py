@@ -49,13 +49,6 @@ def continued(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
-def decode(run: LockstepRun, requests: int, length: int) -> None:
-    """Add requests of this many tokens, and run them up to their last step."""
-    for request in range(requests):
-        run.add([1 + request, 2, 3], max_tokens=length, ignore_eos=True)
-    run.run(length)
-
-
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_every_step_is_served(
     asynchronous: bool, prepared: list[int], continued: list[int]
@@ -165,7 +158,10 @@ def test_other_steps_are_upstreams(
     named: dict[str, Any], updated: bool, served: bool, prepared: list[int], continued: list[int]
 ) -> None:
     """A user's own way to update the batch is not replaced, and its inputs are served."""
-    decode(LockstepRun(**named), requests=3, length=9)
+    run = LockstepRun(**named)
+    for request in range(3):
+        run.add([1 + request, 2, 3], max_tokens=9, ignore_eos=True)
+    run.run(9)
     assert (bool(continued), bool(prepared)) == (updated, served)
 
 
