@@ -50,39 +50,24 @@ Shown = dict[tuple[str, str, str | None, str], float]
 
 
 def shown(registry: CollectorRegistry) -> Shown:
-    """Scrape, and parse the page: (sample without prefix, process, owner, le) to value."""
+    """Scrape, and parse the page: (sample, process, owner or feature, le) to value."""
     samples: Shown = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
-        if not family.name.startswith(PREFIX) or family.name in VALUES | EXPORTED:
-            continue
-        assert family.type == "histogram"
-        assert family.name in METRICS
+        assert family.name in METRICS | VALUES
+        assert family.type == ("gauge" if family.name in VALUES else "histogram")
         assert family.documentation
         for sample in family.samples:
             labels = dict(sample.labels)
             key = (
                 sample.name.removeprefix(PREFIX),
                 labels.pop("process"),
-                labels.pop("owner", None),
+                labels.pop("owner", None) or labels.pop("feature", None),
                 labels.pop("le", ""),
             )
             assert not labels
             assert key not in samples, "one sample twice: no server would take the page"
             samples[key] = sample.value
     return samples
-
-
-def values_of(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
-    """Scrape, and return gauges and counters by name, kind and labels."""
-    found: dict[tuple[str, ...], float] = {}
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
-        if family.name in VALUES:
-            assert family.documentation
-            for sample in family.samples:
-                name = sample.name.removeprefix(PREFIX)
-                labels = (f"{key}={sample.labels[key]}" for key in sorted(sample.labels))
-                found[(name, family.type, *labels)] = sample.value
-    return found
 
 
 def of(file: Path, label: str) -> Path:

@@ -90,27 +90,6 @@ def test_the_collector_has_nothing_to_walk(kind: RequestOutputKind) -> None:
     assert tracked(ours=True) < 20
 
 
-@pytest.mark.parametrize("on", [True, False])
-def test_the_collector_is_paused_at_the_end_of_a_request(on: bool) -> None:
-    """It is on or off afterwards as it was before."""
-    walks = []
-    side = run(True, Wish(20, kind=FINAL, last=120), 120)
-    thresholds = gc.get_threshold()
-    try:
-        gc.set_threshold(50, 1000, 1000)
-        gc.callbacks.append(lambda phase, _: walks.append(phase))
-        if not on:
-            gc.disable()
-        side.take(120, Step([1], 21, 120))
-        assert gc.isenabled() is on
-    finally:
-        gc.callbacks.pop()
-        gc.enable()
-        gc.set_threshold(*thresholds)
-    assert side.given[-1].outputs[0].logprobs
-    assert len(walks) < 20  # 2,541 objects would be 50 walks, each of two phases
-
-
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the tokenizer has decoded."""
@@ -294,19 +273,19 @@ class TestCollector:
         gc.callbacks.remove(note)
         return bool(kept and phases)
 
-    def paused_in_a_thread(self) -> tuple[threading.Event, threading.Event, threading.Thread]:
-        """Another front end's pause: its events begun and over, and its thread."""
-        begun, over = threading.Event(), threading.Event()
-
-        def pause() -> None:
-            with logprobs._collector.paused(10**6):
-                begun.set()
-                assert over.wait(30)
-
-        thread = threading.Thread(target=pause)
-        thread.start()
-        assert begun.wait(30)
-        return begun, over, thread
+    @pytest.mark.parametrize("on", [True, False])
+    def test_it_is_paused_at_the_end_of_a_request(self, on: bool) -> None:
+        """It is on or off afterwards as it was before."""
+        side = run(True, Wish(20, kind=FINAL, last=120), 120)
+        if not on:
+            gc.disable()
+        walks: list[str] = []
+        gc.callbacks.append(lambda phase, _: walks.append(phase))
+        side.take(120, Step([1], 21, 120))
+        gc.callbacks.pop()
+        assert gc.isenabled() is on
+        assert side.given[-1].outputs[0].logprobs
+        assert len(walks) < 20  # 2,541 objects would be 50 walks, each of two phases
 
     def test_it_walks_before_and_after_and_not_in_a_pause(self) -> None:
         assert self.walks()
@@ -319,15 +298,18 @@ class TestCollector:
     @pytest.mark.parametrize("switch", [gc.disable, gc.enable])
     def test_a_switch_in_another_threads_pause_is_obeyed(self, switch: Any) -> None:
         (gc.enable if switch is gc.disable else gc.disable)()
-        _, over, thread = self.paused_in_a_thread()
+        begun, over = threading.Event(), threading.Event()
+
+        def pause() -> None:
+            with logprobs._collector.paused(10**6):
+                begun.set()
+                assert over.wait(30)
+
+        thread = threading.Thread(target=pause)
+        thread.start()
+        assert begun.wait(30)
         switch()
         over.set()
         thread.join()
         assert gc.isenabled() is (switch is gc.enable)
         assert self.walks() is (switch is gc.enable)
-
-    def test_a_collector_that_is_off_stays_off(self) -> None:
-        gc.disable()
-        with logprobs._collector.paused(10**6):
-            assert not gc.isenabled()
-        assert not gc.isenabled()

@@ -102,13 +102,6 @@ def test_an_output_from_before_the_probe_is_left_alone(stand_ins: StandIns, file
     assert recorded(file, "get_output") == []
 
 
-def test_the_schedulers_part_is_recorded(stand_ins: StandIns, file: Path) -> None:
-    assert stand_ins.scheduler.schedule(1) == (1,)
-    assert stand_ins.scheduler.update_from_output("output") == "output"
-    kinds = [span.kind for span in recorded(file, label="engine0")]
-    assert kinds == ["schedule", "update_from_output"]
-
-
 @pytest.mark.parametrize(
     ("parallel", "label"),
     [
@@ -178,8 +171,8 @@ def test_a_core_without_a_worker_waits_for_a_grammar_until_it_takes_tokens_in(
 ) -> None:
     for kind in (Pending, tuple):
         stand_ins.scheduler.kind = kind
-        stand_ins.scheduler.schedule()
-        stand_ins.scheduler.update_from_output("output")
+        assert stand_ins.scheduler.schedule(1) == (1,)
+        assert stand_ins.scheduler.update_from_output("output") == "output"
     spans = recorded(file, label="engine0")
     assert [(span.kind, span.owner) for span in spans] == [
         ("schedule", ""),

@@ -19,7 +19,6 @@ WIDTH = 4
 STEPS = (19, 3, 28)
 #: Positions computed at a time.
 ROWS = 8
-NAMES = ["pinned", "off", "ours"]
 
 
 class Counting:

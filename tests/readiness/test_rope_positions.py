@@ -68,22 +68,17 @@ def sent(
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pinned", [True, False])
 def test_the_positions_are_stocks_and_the_host_does_not_wait(
-    side: str, kind: str, asynchronous: bool
+    side: str, pinned: bool, kind: str, asynchronous: bool
 ) -> None:
-    with sent(modules.pristine, kind, asynchronous) as (theirs, _):
+    """Memory that is not pinned is left to upstream."""
+    with sent(modules.pristine, kind, asynchronous, pinned) as (theirs, _):
         assert theirs.any()
-    with sent(modules.of_side(side), kind, asynchronous) as (positions, device):
-        assert device.stream_waits == (0 if side == "ours" else 2)
+    with sent(modules.of_side(side), kind, asynchronous, pinned) as (positions, device):
+        assert device.stream_waits == (0 if side == "ours" or not pinned else 2)
         assert device.rewritten == 0
     assert torch.equal(positions, theirs)
-
-
-def test_memory_that_is_not_pinned_is_left_to_upstream() -> None:
-    with sent(modules.pristine, "mrope", pinned=False) as (theirs, _):
-        pass
-    with sent(modules.overlaid, "mrope", pinned=False) as (ours, _):
-        assert torch.equal(ours, theirs)
 
 
 def test_few_positions_are_left_to_upstream() -> None:

@@ -5,6 +5,7 @@ That decisions and states are upstream's is tested in tests/lockstep/test_schedu
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,19 +61,8 @@ def serve(setup: Setup = SETUP, requests: int = 24, **options: Any) -> Lockstep:
 def test_requests_that_continue_are_served_while_others_come_and_go(
     asynchronous: bool, groups: str, served: Counter[str], fallbacks: dict[tuple[str, str], int]
 ) -> None:
-    in_flight = 2 if asynchronous else 1
-    serve(
-        Setup(
-            asynchronous=asynchronous,
-            in_flight=in_flight,
-            caching=groups != "hybrid",
-            groups=groups,
-            seqs=8,
-            blocks=200,
-            budget=64,
-            length=128,
-        )
-    )
+    options = {"in_flight": 1 + asynchronous, "caching": groups != "hybrid", "groups": groups}
+    serve(replace(SETUP, asynchronous=asynchronous, **options))
     assert served["schedule, left"] < 0.08 * served["schedule"]
     assert served["update-outputs, left"] < 0.08 * served["update-outputs"]
     assert fallbacks == {}

@@ -17,7 +17,7 @@ from support.lockstep import LockstepRun
 from support.philox import Draws, Generator
 from support.sampling import Expand
 from vllm.utils import cpu_triton_utils
-from vllm.v1.readiness import live, registry
+from vllm.v1.readiness import live
 from vllm.v1.readiness.engine import gauges
 from vllm.v1.readiness.inputs import uploads
 from vllm.v1.readiness.sample import seeds
@@ -384,7 +384,6 @@ def test_off_and_other_devices_keep_upstreams_dict(
     run = make_run(switch=switch)
     assert type(run.ours.batch.generators) is dict
     assert live.of(run.ours.batch).seeds is None
-    assert registry.SEEDS in registry.FEATURES
 
 
 @pytest.mark.parametrize("own", ["sample_tokens", "_update_states", "batch", "sampler"])

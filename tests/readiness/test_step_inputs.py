@@ -91,19 +91,14 @@ def test_memory_that_was_given_back_is_filled(
     assert len(prepared) == 20
 
 
-def in_flight(run: LockstepRun) -> int:
-    """The number of steps whose tokens are not written yet."""
+def settled(run: LockstepRun, most: int) -> list[int]:
+    """The number of steps whose tokens are not written yet, as each of some steps ends."""
     tokens = live.of(run.ours.batch).history
     assert tokens is not None
-    return len(tokens.in_flight)
-
-
-def settled(run: LockstepRun, most: int) -> list[int]:
-    """The number of steps in flight as each of some steps ends."""
     lengths = []
     for _ in range(most):
         run.run(1)
-        lengths.append(in_flight(run))
+        lengths.append(len(tokens.in_flight))
     return lengths
 
 

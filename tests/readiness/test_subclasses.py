@@ -31,13 +31,6 @@ def batch_without_our_constructor() -> Any:
     return empty(module, VOCABULARY)
 
 
-def penalised() -> Any:
-    """Return our batch with one request with a penalty."""
-    batch = empty(modules.overlaid, VOCABULARY)
-    fill(batch, [Spec([1], [2], PENALTY)])
-    return batch
-
-
 def prepare(batch: Any, sampler: Any = None) -> None:
     """Begin a step of a runner with this sampler, or with vLLM's own."""
     mine = live.of(batch)
@@ -130,14 +123,6 @@ def test_a_sampler_that_changes_logits_itself_has_upstreams_output(dtype: torch.
         assert torch.equal(mine, theirs)
 
 
-def test_a_sampler_of_another_class_reads_settled_lists() -> None:
-    """It reads the lists, for which nobody has to wait where vLLM's own sampler is served."""
-    batch = penalised()
-    prepare(batch, sampler=object())
-    assert batch.readiness.host_needs_drafts()
-    assert not batch.readiness.penalties.serving
-
-
 def test_a_batch_with_lists_of_its_own_is_not_served() -> None:
     """The samplers read those lists, and nobody would wait for their tokens."""
     batch = empty(modules.overlaid, VOCABULARY)
@@ -149,34 +134,30 @@ def test_a_batch_with_lists_of_its_own_is_not_served() -> None:
 
 
 def test_a_sampler_that_is_replaced_is_checked_again() -> None:
-    batch = penalised()
+    """One of another class reads the lists, for which nobody has to wait where ours is served."""
+    batch = empty(modules.overlaid, VOCABULARY)
+    fill(batch, [Spec([1], [2], PENALTY)])
     own = modules.overlaid(modules.SAMPLER).Sampler()
     for sampler, served in ((own, True), (object(), False), (own, True)):
         prepare(batch, sampler)
         assert batch.readiness.penalties.serving is served
+        assert batch.readiness.host_needs_drafts() is not served
         batch.readiness.observe_sampled(
             torch.ones(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.bool)
         )
 
 
-def mrv2_sampler_without_constructor() -> Any:
-    """Return a sampler derived from Model Runner V2's that does not call its constructor."""
+def test_a_derived_mrv2_sampler_makes_every_copy() -> None:
+    """It may not call the constructor of Model Runner V2's, in which ours is attached."""
 
     class Sampler(modules.overlaid(modules.MRV2_SAMPLER).Sampler):  # type: ignore[misc]
         def __init__(self) -> None:
             pass
 
-    return Sampler()
-
-
-def test_an_mrv2_sampler_without_our_constructor_makes_every_copy() -> None:
-    copies = sampler_copies_mrv2.of(mrv2_sampler_without_constructor())
+    sampler = Sampler()
+    copies = sampler_copies_mrv2.of(sampler)
     copies.add_request(3)
     rows = torch.tensor([0, 3]).numpy()
     assert copies.decide(torch.zeros(2, VOCABULARY), rows) is Handling.COPY
-
-
-def test_a_derived_mrv2_sampler_makes_every_copy() -> None:
-    sampler = mrv2_sampler_without_constructor()
     sampler_copies_mrv2.attach(sampler, 4)
     assert not sampler_copies_mrv2.of(sampler).on

@@ -418,14 +418,12 @@ def started(loader: Any, monkeypatch: pytest.MonkeyPatch, v2: bool = False) -> t
 
 
 def test_the_worker_calls_it_once_before_it_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model Runner V2 has a warm-up of its own."""
     stock, expected = started(modules.pristine, monkeypatch)
     ours, numbers = started(modules.overlaid, monkeypatch)
     assert stock == ["_dummy_run", "_dummy_sampler_run", "seed"]
     assert ours == [*stock[:-1], "ours", "seed"]
     assert torch.equal(numbers, expected)
-
-
-def test_model_runner_v2_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert started(modules.overlaid, monkeypatch, v2=True)[0] == ["seed"]
 
 
