@@ -123,17 +123,6 @@ def test_an_arrow_without_an_end_is_left_out() -> None:
     assert [event["ts"] for event in arrows] == [0.035, 0.035, 0.059, 0.079, 0.09, 0.09]
 
 
-def test_copies_are_shown_one_after_another() -> None:
-    """One may be able to start while the one before still waits for its turn."""
-    rows = [
-        row("readback", 1000, 5000, 1, 0, 9000),
-        row("readback", 3000, 8000, 2, 0, 9000),
-        row("readback", 2000, 8000, 3, 0, 9000),
-    ]
-    shown = [(event["ts"], event["dur"]) for event in slices(trace(process(rows)))]
-    assert shown == [(1, 4), (5, 3), (8, 0)]
-
-
 def test_each_thread_has_a_track_and_each_slice_its_arguments() -> None:
     rows = [
         row("execute_model", 0, 5, 7, 3, MAIN),

@@ -1,6 +1,7 @@
 """The feature logprob-ranks: the kernel, interpreted, counts what upstream's function counts."""
 
 import importlib
+from unittest import mock
 
 import pytest
 import torch
@@ -31,28 +32,18 @@ def test_kernel_counts_as_upstream(rows: int, width: int) -> None:
 
 def test_other_tensors_are_upstreams() -> None:
     """Off CUDA, and with the feature off, the sampler calls upstream's function."""
-    called = []
-
-    def upstream(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        called.append(scores)
-        return scores.sum(-1)
-
     scores = torch.ones(2, 3)
-    assert torch.equal(logprob_ranks.count(upstream, scores, scores[:, :1]), scores.sum(-1))
-    assert called == [scores]
+    upstream = mock.Mock()
+    assert logprob_ranks.count(upstream, scores, scores[:, :1]) is upstream.return_value
+    upstream.assert_called_once()
 
 
 def test_sampler_counts_by_the_feature(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both of the sampler's ways to gather logprobs have the seam."""
-    counted = []
-
-    def count(upstream: object, scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        counted.append(scores)
-        return UPSTREAM(scores, values)
-
+    count = mock.Mock(side_effect=lambda _, *arguments: UPSTREAM(*arguments))
     monkeypatch.setattr(logprob_ranks, "count", count)
     sampler = modules.overlaid(modules.SAMPLER).Sampler()
     logprobs = torch.randn(2, 9).log_softmax(-1)
     sampler.gather_logprobs(logprobs, 2, torch.tensor([3, 4]))
     sampler.gather_specific_token_logprobs(logprobs, {0: [1], 1: [2, 3]}, torch.tensor([3, 4]))
-    assert len(counted) == 2
+    assert count.call_count == 2

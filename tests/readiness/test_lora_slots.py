@@ -78,14 +78,6 @@ def test_an_adapter_that_moved_is_read_from_its_slot(side: str, loads: int) -> N
     assert worker.step(2, 1) == [2, 1]
 
 
-def test_an_adapter_that_was_removed_is_read_from_its_new_slot(side: str) -> None:
-    worker = Worker(side)
-    worker.step(1, 2)
-    worker.worker.remove_adapter(1)
-    worker.worker.add_adapter(adapter(3))
-    assert (worker.step(1, 2) == [1, 2]) == (side == "ours")
-
-
 def test_the_mapping_is_kept_while_slots_are_the_same(side: str) -> None:
     worker = Worker(side)
     for _ in range(5):

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -234,20 +235,14 @@ def test_prompts_are_gathered_for_upstream_only(
     named: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tensor of prompts, as wide as the longest one, is made only if upstream reads it."""
-    made: list[int] = []
     batch = modules.overlaid(modules.INPUT_BATCH).InputBatch
-    make = batch._make_prompt_token_ids_cpu_tensor
-
-    def noted(self: Any) -> torch.Tensor:
-        made.append(self.num_reqs)
-        ids: torch.Tensor = make(self)
-        return ids
-
-    monkeypatch.setattr(batch, "_make_prompt_token_ids_cpu_tensor", noted)
+    upstreams = batch._make_prompt_token_ids_cpu_tensor
+    make = mock.create_autospec(upstreams, side_effect=upstreams)
+    monkeypatch.setattr(batch, upstreams.__name__, make)
     run = LockstepRun(max_num_seqs=3, **named)
     run.add([1, 2, 3], max_tokens=4, ignore_eos=True)
     run.run(2)
     for number in range(6):
         run.add([1 + number] * 9, max_tokens=4, ignore_eos=True, **PENALTY)
     run.finish()
-    assert bool(made) is ("own" in named)
+    assert make.called is ("own" in named)

@@ -38,7 +38,7 @@ def of_side(side: str) -> Make:
 ours, pinned = of_side("ours"), of_side("pinned")
 
 
-def reset(make: Make, accepted: int, *counts: int) -> Any:
+def reset(make: Make, accepted: int, counts: Sequence[int]) -> Any:
     """Reset after each of these numbers of steps, with two drafts a step."""
     steps = Steps(make(2), accepts=lambda most: min(accepted, most))
     steps.add(4, max_tokens=12)
@@ -51,15 +51,7 @@ def reset(make: Make, accepted: int, *counts: int) -> Any:
 
 
 def accepted_drafts_in_flight(make: Make) -> Any:
-    return reset(make, 2, 3)
-
-
-def three_resets(make: Make) -> Any:
-    return reset(make, 0, 1, 2, 1)
-
-
-def three_resets_far_apart(make: Make) -> Any:
-    return reset(make, 1, 4, 1, 4)
+    return reset(make, 2, [3])
 
 
 def prompt_logprobs_in_flight(make: Make) -> Any:
@@ -96,8 +88,7 @@ TOKENS = [token("1", place) for place in range(12)]
     ("case", "stock", "fixed"),
     [
         (accepted_drafts_in_flight, [*TOKENS[:4], *(token("1", n) for n in range(8, 16))], TOKENS),
-        (three_resets, AssertionError, TOKENS),
-        (three_resets_far_apart, TimeoutError, TOKENS),
+        (partial(reset, accepted=0, counts=(1, 2, 1)), AssertionError, TOKENS),
         (prompt_logprobs_in_flight, AssertionError, (TOKENS[:3], {"1": PROMPT_LOGPROBS})),
         (
             pipeline,

@@ -21,21 +21,6 @@ def often() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-@given(st.lists(st.integers(0, 40), max_size=12), st.integers(0, 6), st.integers(1, 20))
-def test_a_cursor_gives_the_records_since(counts: list[int], power: int, chunk: int) -> None:
-    ring = Ring(1 << power)
-    cursor = put = 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ring_module, "_CHUNK", chunk)
-        for count in counts:
-            for number in range(put, put + count):
-                ring.put(0, number, 0, 0)
-            put += count
-            newest, cursor = ring.since(cursor)
-            assert newest[:, 1].tolist() == list(range(put - min(count, ring.capacity), put))
-            assert cursor == put
-
-
 @pytest.mark.usefixtures("often")
 def test_no_record_is_lost_or_torn_while_threads_put_and_one_reads() -> None:
     threads, each = 4, 16_000

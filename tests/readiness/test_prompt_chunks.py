@@ -21,22 +21,6 @@ STEPS = (19, 3, 28)
 ROWS = 8
 
 
-class Counting:
-    """A sampler that keeps the number of positions of each computation."""
-
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-        self.counts: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.sampler, name)
-
-    def gather_logprobs(self, values: torch.Tensor, *arguments: Any) -> Any:
-        """Count the positions, and gather."""
-        self.counts.append(len(values))
-        return self.sampler.gather_logprobs(values, *arguments)
-
-
 def of_prompt(name: str, mode: str, logits: torch.Tensor) -> tuple[Any, list[int], list[int]]:
     """Compute a prompt's logprobs by upstream's runner, ours with the fix off, or ours.
 
@@ -47,18 +31,17 @@ def of_prompt(name: str, mode: str, logits: torch.Tensor) -> tuple[Any, list[int
     value = "-prompt-chunks" if name == "off" else "on"
     if name == "pinned" and mode.endswith("logits"):  # prompt-logits is another fix
         mode = "raw_logprobs"
-    sampler = Counting(load(modules.SAMPLER).Sampler(mode))
-    products: list[int] = []
-
-    def compute_logits(hidden: torch.Tensor) -> torch.Tensor:
-        products.append(len(hidden))
-        return hidden
-
+    sampler = load(modules.SAMPLER).Sampler(mode)
+    sampler.gather_logprobs = gather = mock.Mock(wraps=sampler.gather_logprobs)
+    compute_logits = mock.Mock(side_effect=lambda hidden: hidden)
     ends = [0, *itertools.accumulate(STEPS)]
     runs = itertools.pairwise(ends)
     with mock.patch.dict(os.environ, {switch.NAME: value}):
         done = logprobs.of_prompt(load, PROMPT, runs, WIDTH, logits, sampler, compute_logits)
-    return done, sampler.counts, products
+    counts, products = (
+        [len(call.args[0]) for call in each.call_args_list] for each in (gather, compute_logits)
+    )
+    return done, counts, products
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import torch.distributed
 from readiness.guard import Guard
 from torch.distributed import TCPStore
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import identity, ranks, switch
+from vllm.v1.readiness.engine import identity, ranks
 from vllm.v1.readiness.version import __version__
 from vllm.v1.readiness.watch import startup
 
@@ -198,15 +198,6 @@ def test_a_rank_that_ends_is_named_or_its_store_is(run: Run) -> None:
     """Rank 0 holds the store."""
     for outcome in (run(Rank(ends=True), Rank())[1], run(Rank(), Rank(ends=True), patience=1.0)[0]):
         assert "store of their process group is lost" in outcome.error or outcome.ranks == [1]
-
-
-@pytest.mark.parametrize("value", ["on", "warning", "0"])
-def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    """An engine of one rank says so, too."""
-    monkeypatch.setenv("VLLM_READINESS_RANKS", value)
-    with pytest.raises(switch.SwitchError, match="Valid: off, warn, error") as caught:
-        startup.start(object())
-    assert (caught.value.name, caught.value.value) == ("VLLM_READINESS_RANKS", value)
 
 
 @pytest.mark.parametrize("value", ["", "error", "warn"])

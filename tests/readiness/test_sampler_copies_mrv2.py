@@ -5,6 +5,7 @@ A GPU's reductions are tested in tests/gpu.
 
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -159,23 +160,17 @@ def test_a_plan_is_kept_until_a_request_joins(
     ours = under_test(sides, sides.ours, a_case(B16, GREEDY, GREEDY), room=4)
     copies, at = ours.sampler.readiness, ours.batch.idx_mapping_np
     as_is, copy = sides.copies.Handling.AS_IS, sides.copies.Handling.COPY
-    plans = []
-    plan = copies._make_plan
-
-    def counted(at: np.ndarray) -> Any:
-        plans.append(at)
-        return plan(at)
-
-    monkeypatch.setattr(copies, "_make_plan", counted)
+    plan = mock.Mock(wraps=copies._make_plan)
+    monkeypatch.setattr(copies, "_make_plan", plan)
     for _ in range(5):
         assert copies.decide(ours.logits, at.copy()) is as_is
-    assert len(plans) == 1
+    assert plan.call_count == 1
     add(ours.sampler, int(at[1]), {"temperature": 0.5})
     assert copies.decide(ours.logits, at) is copy
-    assert len(plans) == 2
+    assert plan.call_count == 2
     assert copies.decide(ours.logits[:1], at[:1].copy()) is as_is
     assert copies.decide(ours.logits, at[::-1].copy()) is copy
-    assert len(plans) == 4
+    assert plan.call_count == 4
     assert copies.decide(ours.logits, at) is copy
     at[:] = at[0]  # the caller's array is not kept
     assert copies.decide(ours.logits, at) is as_is
@@ -185,19 +180,12 @@ def test_a_plan_is_kept_until_a_request_joins(
 def test_an_unknown_request_takes_upstreams_path(sides: Sides, drafts: bool) -> None:
     """The profile run's; there the kernels are compiled for logits as they are."""
     ours = under_test(sides, sides.ours, a_case(B16, GREEDY, drafts=drafts), room=4)
-    launched = []
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("gumbel_sample", "rejection_sample"):
-            real = getattr(sides.copies, name)
-
-            def spy(*a: Any, real: Any = real, name: str = name, **k: Any) -> Any:
-                launched.append(name)
-                return real(*a, **k)
-
-            patch.setattr(sides.copies, name, spy)
-        two, unknown = logits_of(2, B16), np.array([0, 3], dtype=np.int32)
+    two, unknown = logits_of(2, B16), np.array([0, 3], dtype=np.int32)
+    names = ("gumbel_sample", "rejection_sample")
+    kernels = {name: mock.Mock(wraps=getattr(sides.copies, name)) for name in names}
+    with mock.patch.multiple(sides.copies, **kernels):
         assert ours.sampler.readiness.decide(two, unknown) is sides.copies.Handling.COPY
-    assert launched == ["gumbel_sample", *["rejection_sample"] * drafts]
+    assert [kernel.call_count for kernel in kernels.values()] == [1, drafts]
     assert ours.sampler.readiness.decide(two.float(), unknown) is sides.copies.Handling.COPY
 
 

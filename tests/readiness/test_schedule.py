@@ -61,8 +61,8 @@ def serve(setup: Setup = SETUP, requests: int = 24, **options: Any) -> Lockstep:
 def test_requests_that_continue_are_served_while_others_come_and_go(
     asynchronous: bool, groups: str, served: Counter[str], fallbacks: dict[tuple[str, str], int]
 ) -> None:
-    options = {"in_flight": 1 + asynchronous, "caching": groups != "hybrid", "groups": groups}
-    serve(replace(SETUP, asynchronous=asynchronous, **options))
+    setup = replace(SETUP, asynchronous=asynchronous, in_flight=1 + asynchronous)
+    serve(replace(setup, caching=groups != "hybrid", groups=groups))
     assert served["schedule, left"] < 0.08 * served["schedule"]
     assert served["update-outputs, left"] < 0.08 * served["update-outputs"]
     assert fallbacks == {}

@@ -229,15 +229,6 @@ class TestRandomSample:
         with pytest.raises(IndexError):
             self.sample(modules.overlaid, batch([4]))
 
-    def test_request_without_drafts_draws_nothing(self, uses: Uses) -> None:
-        generators = batch([0, 1])
-        noise = torch.zeros(4, 37)
-        assert seeds.draw(generators, noise, [0, 0, 2, 0])
-        assert not noise.any()
-        assert seeds.draw(generators, noise, [0, 1, 2, 0])
-        assert noise.any(1).tolist() == [False, True, False, False]
-        assert states(generators) == {0: (0, 0), 1: (1, 8)}
-
 
 @pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0]])
 def test_numbers_of_drafts_may_change_in_each_step(uses: Uses, rows: list[int]) -> None:

@@ -94,20 +94,14 @@ def test_drafts_are_given_what_uniform_draws(kernels: Any) -> None:
     assert (values[-gap:] == UNTOUCHED).all()
 
 
-@pytest.mark.parametrize(("threads", "right"), [(THREADS, True), (2 * THREADS, False)])
-def test_a_device_that_draws_otherwise_is_noticed(
-    kernels: Any, monkeypatch: pytest.MonkeyPatch, threads: int, right: bool
-) -> None:
-    """Rows of the model's vocabulary would agree by chance: a few threads fill them."""
-    philox.emulate(monkeypatch, THREADS)
-    assert kernels.agree(kernels.Draws(threads), torch.device("cpu"), [300]) is right
-
-
 @pytest.mark.parametrize("name", ["exponential", "uniform"])
 def test_a_torch_that_draws_otherwise_is_noticed(
     kernels: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """One bit of one number, or an offset that grows by more."""
+    """One bit of one number, an offset that grows by more, or another number of threads.
+
+    Rows of the model's vocabulary would agree by chance: a few threads fill them.
+    """
     uses = philox.emulate(monkeypatch, THREADS)
     device = torch.device("cpu")
     drawn = getattr(torch.Tensor, f"{name}_")
@@ -127,4 +121,5 @@ def test_a_torch_that_draws_otherwise_is_noticed(
             patch.setattr(torch.Tensor, f"{name}_", other)
             assert not kernels.agree(kernels.Draws(THREADS), device, [300])
     assert uses
+    assert not kernels.agree(kernels.Draws(2 * THREADS), device, [300])
     assert kernels.agree(kernels.Draws(THREADS), device, [300])

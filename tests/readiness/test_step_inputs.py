@@ -5,6 +5,7 @@ Lockstep runs compare every buffer of both runners after every step (``support.l
 
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -70,24 +71,19 @@ def test_memory_that_was_given_back_is_filled(
     prepared: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the KV cache was asleep, the device may hold anything, the inputs' buffers included."""
-    suits, checked = step_inputs._suits, list[int]()
-
-    def noted(runner: Any) -> bool:
-        checked.append(1)
-        return suits(runner)
-
-    monkeypatch.setattr(step_inputs, "_suits", noted)
+    suits = mock.Mock(wraps=step_inputs._suits)
+    monkeypatch.setattr(step_inputs, "_suits", suits)
     run = LockstepRun()
     for number in range(2):
         run.add([1 + number, 2, 3], max_tokens=20, ignore_eos=True)
     run.run(6)
-    assert checked == [1]
+    assert suits.call_count == 1
     live.of(run.ours.batch).lose_block_tables()
     for runner in (run.ours.runner, run.stock.runner):
         for name in ("seq_lens", "positions", "num_computed_tokens"):
             getattr(runner, name).fill_(77)
     run.finish()
-    assert checked == [1, 1]
+    assert suits.call_count == 2
     assert len(prepared) == 20
 
 

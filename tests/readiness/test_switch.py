@@ -181,6 +181,19 @@ def test_a_file_that_cannot_be_written_is_refused_with_the_next_step(
     assert "unset it" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", [switch.RANKS, switch.SYNC_GUARD])
+@pytest.mark.parametrize("value", ["warning", "ON", "warn,error", "1"])
+def test_an_engine_with_another_mode_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """Also one of a single rank, and where there is nothing to guard."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(switch.SwitchError, match=r"Valid: off, warn, error\.") as caught:
+        startup.start(object())
+    assert (caught.value.name, caught.value.value) == (name, value)
+    assert f"{value!r} is not understood" in str(caught.value)
+
+
 @pytest.mark.parametrize(("value", "count"), [("", None), (" ", None), ("0", 0), (" 12 ", 12)])
 def test_the_number_of_slots(
     monkeypatch: pytest.MonkeyPatch, value: str, count: int | None

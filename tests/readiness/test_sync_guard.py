@@ -23,20 +23,6 @@ def watched() -> list[Any]:
     return [torch.cuda.synchronize, torch.accelerator.synchronize, *tensor, warnings.showwarning]
 
 
-# The variable.
-
-
-@pytest.mark.parametrize("value", ["warning", "ON", "warn,error", "1"])
-def test_an_engine_with_another_word_does_not_start(
-    value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether or not there is anything to guard."""
-    monkeypatch.setenv("VLLM_READINESS_SYNC_GUARD", value)
-    with pytest.raises(switch.SwitchError, match=r"Valid: off, warn, error\.") as caught:
-        startup.start(Runner())
-    assert f"{value!r} is not understood" in str(caught.value)
-
-
 # Installation.
 
 

@@ -339,7 +339,7 @@ class Crowd:
         """A request is given a row."""
         self.each("join", name, self.readings[name].prompt, self.readings[name].budget, output)
 
-    def forced(self, drafts: dict[str, list[int]]) -> dict[str, dict[int, int]]:
+    def forced(self, drafts: dict[str, list[int]]) -> Any:
         """Return what each request is forced to, the same for all who say so."""
         first, second = self.each("forced", drafts)
         assert first == second
