@@ -74,7 +74,7 @@ EXCEEDING: dict[str, tuple[dict[str, Any], int, int, str]] = {
         f"0.02 s of CPU time per token.*{switch.GRAMMAR_SECONDS}",
     ),
     "seconds of a token": (
-        {"grammar": chain("r{this} ::= [a-z0-9]+ r{next}", 3000)},
+        {"grammar": chain("r{this} ::= [a-z0-9]+ r{next} | [t0-9]+ r{next}", 3000)},
         1,
         1024,
         f"0.01 s of CPU time per token.*{switch.GRAMMAR_SECONDS}",
