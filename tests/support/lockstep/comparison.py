@@ -79,12 +79,14 @@ def embeds_placeholder(stock: "RunnerUnderTest", scheduled: "SchedulerOutput") -
     """Return whether a step of stock's computes from a token that it does not have.
 
     A request's newest token may be a placeholder: it is on the device. Stock may count a request's
-    computed tokens below zero, as it subtracts rejected drafts after a cut.
+    computed tokens below zero, as it subtracts rejected drafts after a cut. Of a session that was
+    continued with tokens in flight, the scheduler counts tokens that stock's row lacks.
     """
     batch, drafts = stock.batch, scheduled.scheduled_spec_decode_tokens
     for row, req_id in enumerate(batch.req_ids):
         first = max(0, batch.num_computed_tokens_cpu[row])
         count = scheduled.num_scheduled_tokens[req_id] - len(drafts.get(req_id, ()))
-        if -1 in batch.token_ids_cpu[row, first : first + count - 1]:
+        newest = first + count - 1
+        if newest >= batch.num_tokens_no_spec[row] or -1 in batch.token_ids_cpu[row, first:newest]:
             return True
     return False
