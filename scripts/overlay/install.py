@@ -120,7 +120,7 @@ def produce(inspection: Inspection) -> dict[str, bytes]:
         OverlayError: a file differs from its pin.
     """
     overlay = inspection.overlay
-    known = [f.path for f in inspection.files if f.state in (State.PRISTINE, State.OVERLAID)]
+    known = {f.path for f in inspection.files if f.state in (State.PRISTINE, State.OVERLAID)}
     files = {path: inspection.overlaid(path) for path in overlay.targets if path in known}
     return files | {path: overlay.added_bytes(path) for path in overlay.added}
 

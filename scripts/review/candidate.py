@@ -102,13 +102,10 @@ def make(
 
 def _faults(merged: Merged, base: Upstream, release: Upstream) -> Iterator[str]:
     theirs = {path: release.read(path) for path in sorted(set(merged.texts) - merged.conflicts)}
-    whole = {
-        path: merged.texts[path] for path, text in theirs.items() if merged.texts[path] != text
-    }
-    for path in list(whole):
-        if fault := _syntax(path, whole[path]):
-            del whole[path]
-            yield fault
+    changed = {path: merged.texts[path] for path in theirs if merged.texts[path] != theirs[path]}
+    faults = {path: _syntax(path, text) for path, text in changed.items()}
+    yield from filter(None, faults.values())
+    whole = {path: text for path, text in changed.items() if not faults[path]}
     for path, text in whole.items():
         sides = (base.read(path), merged.overlaid[path], theirs[path])
         before, ours, there = map(_bound, sides)

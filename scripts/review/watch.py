@@ -208,8 +208,8 @@ def seams(patches: Iterable[JudgedPatch], base: Model) -> Iterator[tuple[Object,
     """Yield each function or class of the pinned release that a patch stands in, and the patch."""
     for judged in patches:
         for hunk in judged.hunks:
-            found = base.find(f"{module_name(hunk.path)}.{hunk.function}")
-            if hunk.function and found:
+            name = f"{module_name(hunk.path)}.{hunk.function}"
+            if hunk.function and (found := base.find(name)):
                 yield found, judged.patch.name
 
 
