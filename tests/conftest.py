@@ -30,8 +30,8 @@ vllm.v1.__path__.append(str(Path(__file__).resolve().parents[1] / "vendor_overla
 if not torch.cuda.is_available():
     thinking.unpin()
 
-# On a busy machine an example's time says little about the code. In CI a test draws the same examples
-# each time, so that a commit is not refused for what it did not change.
+# On a busy machine an example's time says little about the code. In CI a test draws the same
+# examples each time, so that no commit is refused for what it did not change.
 settings.register_profile(
     "busy",
     deadline=None,

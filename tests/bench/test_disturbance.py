@@ -1,4 +1,4 @@
-"""What disturbs a process is read from the kernel, and what is too much is said."""
+"""Disturbances are read from the kernel's counters, and large ones are reported."""
 
 from pathlib import Path
 

@@ -38,7 +38,7 @@ def exchanged(make: Make) -> Counts:
     return runner.step({"b": 3, "c": 3, "new": 0}, finished=("a",))
 
 
-def nobody_left(make: Make) -> Counts:
+def all_left(make: Make) -> Counts:
     """A new request takes the row of the only one before the count arrives."""
     runner = make(moment="after")
     begin(runner, {"a": 3}, {"a": 2})
@@ -69,7 +69,7 @@ FULL = {**{f"r{row}": 1 + DRAFTS for row in range(1, ROWS)}, "new": 1}
     ("outcome", "stock", "fixed"),
     [
         (exchanged, {"b": 3, "c": 1, "new": 1}, {"b": 3, "c": 4, "new": 1}),
-        (nobody_left, {"new": 3}, {"new": 1}),
+        (all_left, {"new": 3}, {"new": 1}),
         (full, FULL, FULL),
         (left_out, {"a": 1, "b": 3}, {"a": 4, "b": 3}),
         (partial(left_out, asynchronous=False), {"a": 1, "b": 3}, {"a": 4, "b": 3}),
@@ -83,7 +83,7 @@ def test_a_fix_mends_stocks_counts_and_can_be_switched_off(
 
 
 @pytest.mark.parametrize("own", ["_prepare_inputs", "_update_states_after_model_execute"])
-@pytest.mark.parametrize("outcome", [exchanged, nobody_left])
+@pytest.mark.parametrize("outcome", [exchanged, all_left])
 def test_a_runner_with_a_method_of_its_own_has_upstreams_counts(
     outcome: Callable[[Make], Counts], own: str
 ) -> None:

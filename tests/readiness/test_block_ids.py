@@ -31,7 +31,7 @@ def serve(scheduler: Any, requests: int) -> list[list[int] | None]:
     return zeroed
 
 
-def test_ids_that_nobody_reads_are_not_kept(side: str) -> None:
+def test_ids_without_a_reader_are_not_kept(side: str) -> None:
     scheduler = of_side(side, SETUP)
     assert not any(serve(scheduler, 50))
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers

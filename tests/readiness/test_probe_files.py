@@ -117,7 +117,7 @@ def test_a_write_costs_what_is_new(recorded: Recorded) -> None:
     assert recorded.numbers() == [*range(8)]
 
 
-def test_a_file_that_somebody_else_has_changed_is_written_whole(recorded: Recorded) -> None:
+def test_a_file_that_another_program_changed_is_written_whole(recorded: Recorded) -> None:
     for change in (recorded.path.unlink, lambda: recorded.path.write_text("?")):
         change()
         put(recorded.ring, 1)

@@ -76,7 +76,7 @@ def test_only_the_refused_request_ends(
 
 @pytest.mark.parametrize("own", [(), (type("Own", (), {"update_from_output": None}),)])
 def test_a_scheduler_with_an_update_of_its_own_is_left_to_upstream(own: tuple[type, ...]) -> None:
-    """Of a mixin, or of its own, which may not call ours."""
+    """A mixin or a subclass may override update_from_output without calling ours."""
     base = modules.overlaid(grammars.SCHEDULER).Scheduler
     fields = {} if own else {"update_from_output": lambda *_: None}
     scheduler = grammars.make_scheduler(type("Derived", (*own, base), fields))

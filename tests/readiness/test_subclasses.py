@@ -134,7 +134,7 @@ def test_a_batch_with_lists_of_its_own_is_not_served() -> None:
 
 
 def test_a_sampler_that_is_replaced_is_checked_again() -> None:
-    """One of another class reads the lists, for which nobody has to wait where ours is served."""
+    """A sampler of another class reads the lists on the host; ours does not."""
     batch = empty(modules.overlaid, VOCABULARY)
     fill(batch, [Spec([1], [2], PENALTY)])
     own = modules.overlaid(modules.SAMPLER).Sampler()

@@ -66,7 +66,7 @@ class Steps:
         self._shown: set[str] = set()
 
     def add(self, prompt: int | list[int], max_tokens: int, **params: Any) -> str:
-        """Add a request with a prompt, or with a prompt of so many tokens."""
+        """Add a request with a prompt, given as token ids or as a length."""
         name = str(len(self.added) + 1)
         self.added[name] = max_tokens
         self.delivered[name] = []
