@@ -105,7 +105,7 @@ ROWS: Mapping[str, Row] = {
 _USUAL = [name for name in ROWS if name != "thinking-presence"]
 
 ENGINES: Mapping[str, Engine] = {
-    "half-b": Engine(HALF_B, 151936, (128, 32, 256), _USUAL),
+    "half-b": Engine(HALF_B, 151936, (128, 32, 256, 8, 1), _USUAL),
     "seven-b": Engine(SEVEN_B, 152064, (64,), _USUAL),
     # Its layers do not compile with torch 2.11.
     "hybrid": Engine(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.harness import disturbance
 from bench.loops.rows import Request, Source, quantiles
-from bench.results.slices import DISTURBANCE, UNANSWERED
+from bench.results.slices import BUSY, DISTURBANCE, UNANSWERED
 
 #: Seconds for aborted requests to leave the engine.
 _REST = 0.3
+#: Seconds between readings of the device's utilization, which the driver updates as often.
+_READING = 0.2
 
 
 class Served:
@@ -65,12 +68,14 @@ class Served:
         loops = [asyncio.create_task(self._place(source, place)) for place in places]
         await _running(loops, ramp)
         process = self._engine.engine_core.resources.engine_manager.processes[0].pid
+        readings: list[int] = []
+        reader = asyncio.create_task(_read_utilization(readings))
         before, began = disturbance.snapshot(process), time.perf_counter()
         await _running(loops, seconds)
         ended, after = time.perf_counter(), disturbance.snapshot(process)
-        for loop in loops:
-            loop.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
+        for task in (*loops, reader):
+            task.cancel()
+        await asyncio.gather(*loops, reader, return_exceptions=True)
         await asyncio.sleep(_REST)
         arrivals = [one for when, *one in self._arrivals if began <= when < ended]
         ran = sum(thread.running for thread in disturbance.spent(before, after))
@@ -82,6 +87,8 @@ class Served:
             UNANSWERED: self._unanswered,
             DISTURBANCE: disturbance.during(before, after),
         }
+        if readings:
+            figures[BUSY] = statistics.mean(readings)
         return {"figures": figures}
 
     async def _place(self, source: Source, place: int) -> None:
@@ -105,3 +112,18 @@ async def _running(loops: Sequence[asyncio.Task[None]], seconds: float) -> None:
     done, _ = await asyncio.wait(loops, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     for loop in done:
         loop.result()
+
+
+async def _read_utilization(readings: list[int]) -> None:
+    """Append the percentage of time in which the device ran a kernel; nothing without a GPU."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cuda():
+        return
+    from vllm.third_party import pynvml
+
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(current_platform.device_id_to_physical_device_id(0))
+    while True:
+        await asyncio.sleep(_READING)
+        readings.append(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)

@@ -27,6 +27,7 @@ Group = tuple[str, str, tuple[str, str]]
 COMPILED = "compiled after ready"
 UNANSWERED = "outputs without their logprobs"
 DISTURBANCE = "disturbance"
+BUSY = "device busy, %"
 #: Marks of ratios that are no claims.
 NOISE, FEW, DISTURBED = "~", "?", "!"
 REFUSED = "refused"
@@ -120,8 +121,11 @@ def compare(
 
 
 def has_ratio(figure: str) -> bool:
-    """Return whether a ratio of a figure says anything: a warm-up depends on what was compiled."""
-    return not figure.startswith("warm-up")
+    """Return whether a ratio of a figure says anything: a warm-up depends on what was compiled.
+
+    A device that is busier has more to do, or does it more slowly.
+    """
+    return not figure.startswith("warm-up") and figure != BUSY
 
 
 def more_is_better(figure: str) -> bool:
