@@ -25,7 +25,7 @@ from bench.harness.installations import ROOT
 from bench.results import slices
 from bench.results.markdown import markdown, number, pipes, ratio
 from bench.results.run_file import Json, load
-from bench.results.slices import NOISE, Comparison, Group, loss
+from bench.results.slices import Comparison, Group, loss
 
 TEMPLATE = ROOT / "scripts" / "bench" / "measurements.md"
 RUNS = ROOT / "scripts" / "bench" / "runs"
@@ -60,13 +60,12 @@ class Page:
         """Return the page of a template.
 
         Raises:
-            Failure: the template does not name every run, or names others.
+            Failure: the template names a run that is not in the folder.
         """
         lists = [_words(runs) for _, runs, _, _ in _MARK.findall(template) if runs]
         named = {name for names in lists for name in names}
-        if named != self.runs.keys():
-            wrong = ", ".join(sorted(named ^ self.runs.keys()))
-            raise Failure(f"the template and the folder differ in the runs {wrong}")
+        if wrong := ", ".join(sorted(named - self.runs.keys())):
+            raise Failure(f"the template names runs that are not in the folder: {wrong}")
 
         def replaced(mark: re.Match[str]) -> str:
             if mark[1] == "slower":
@@ -123,11 +122,11 @@ class Page:
         return slices.compare(groups[group], figure, max(claims, 1), same)
 
     def slower(self) -> Iterator[str]:
-        """Yield the lines of the table of losses, worst first, and the number of noisy ones."""
-        noisy, rows = 0, list[tuple[float, list[str]]]()
+        """Yield the lines of the table of losses, worst first, and how many have a mark."""
+        marked, rows = 0, list[tuple[float, list[str]]]()
         for name, (_, case, sides), figure, compared in self.losses():
-            if compared.mark == NOISE:
-                noisy += 1
+            if compared.mark:
+                marked += 1
                 continue
             shown = [number(compared.first), number(compared.second), ratio(compared)]
             cells = [_link(name), case, figure, "/".join(sides), *shown]
@@ -135,7 +134,7 @@ class Page:
         rows.sort(key=lambda row: row[0], reverse=True)
         head = ["run", "case", "figure", "sides", "first", "second", "ratio"]
         yield from pipes(head, [cells for _, cells in rows], "llllrrr")
-        yield from ("", f"{noisy} more figures are worse by 3% or more, and marked {NOISE}.")
+        yield from ("", f"{marked} more figures are worse by 3% or more, and are no claims.")
 
     def losses(self) -> Iterator[tuple[str, Group, str, Comparison]]:
         """Yield every deciding figure in which the overlay is worse than another side."""
@@ -180,7 +179,7 @@ def publishable(file: Path) -> Json:
 
 def _words(text: str) -> list[str]:
     separator = ";" if ";" in text else ","  # a figure's name may hold a comma
-    return [word.strip() for word in text.split(separator)]
+    return [word.strip() for word in text.split(separator) if word.strip()]
 
 
 def _link(name: str) -> str:
