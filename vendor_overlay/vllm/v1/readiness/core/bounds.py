@@ -81,6 +81,7 @@ class Bounds:
         stops: token ids that stop the request.
         logprobs: whether the request returns logprobs.
         constant: further fields of each output; empty for most requests.
+        plain: whether an output has neither.
         preemptions: ``num_preemptions`` while the bounds are valid; -1 if upstream makes the next
             output.
     """
@@ -92,6 +93,7 @@ class Bounds:
         "limit",
         "logprobs",
         "near",
+        "plain",
         "preemptions",
         "room",
         "stops",
@@ -101,7 +103,7 @@ class Bounds:
         self.near = self.limit = self.hashed = self.room = 0
         self.cached = _NONE
         self.stops: frozenset[int | None] = frozenset()
-        self.logprobs = False
+        self.logprobs = self.plain = False
         self.constant: dict[str, Any] = {}
         self.preemptions = -1
 
@@ -156,6 +158,7 @@ class Cache:
         bounds.logprobs = params.num_logprobs is not None
         constant = {name: getattr(request, name) for name in _CONSTANT}
         bounds.constant = {name: value for name, value in constant.items() if value}
+        bounds.plain = not (bounds.logprobs or bounds.constant)
         if request.prefill_stats is None and not request.events:
             bounds.preemptions = request.num_preemptions
         return bounds

@@ -77,7 +77,10 @@ def _update(
         request = requests.get(name)
         if request is None:
             continue
-        limits = getattr(request, bounds.ATTRIBUTE, never)
+        try:  # cheaper than a call of getattr
+            limits = request.readiness_bounds
+        except AttributeError:
+            limits = never
         tokens = sampled[rows[name]]
         known = request._all_token_ids
         length = len(known) + 1
@@ -87,7 +90,7 @@ def _update(
             or len(tokens) != 1
             or (token := tokens[0]) in limits.stops
             or request.status is not running
-            or (special and name in special)
+            or name in special
         ):
             yield name, count
             made = cache.bounds(request) if request.status is running else never
@@ -107,10 +110,10 @@ def _update(
         if request.client_index != client:
             client = request.client_index
             append = outputs[client].append
-        if (limits.logprobs and logprobs) or limits.constant:
+        if limits.plain:
+            append(EngineCoreOutput(name, tokens))
+        else:
             new_logprobs = None
             if limits.logprobs and logprobs:
                 new_logprobs = logprobs.slice_request(rows[name], 1)
             append(EngineCoreOutput(name, tokens, new_logprobs, **limits.constant))
-        else:
-            append(EngineCoreOutput(name, tokens))
