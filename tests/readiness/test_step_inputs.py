@@ -246,3 +246,25 @@ def test_kernel_equals_host(
         assert torch.equal(getattr(one, name).gpu, getattr(other, name).gpu), name
     for mine, theirs in zip(tables, others, strict=True):
         assert torch.equal(mine.slot_mapping.gpu, theirs.slot_mapping.gpu)
+
+
+@pytest.mark.parametrize("prompts", [0, 1, 8, 9, 30])
+def test_each_token_that_is_not_on_the_device_is_gathered(prompts: int) -> None:
+    """Few prompts are gathered one by one, many together with all other rows."""
+    count, draw = 40, np.random.default_rng(prompts)
+    ids = torch.from_numpy(draw.integers(0, 1000, (count, 64)).astype(np.int32))
+    runner: Any = SimpleNamespace(
+        input_batch=SimpleNamespace(token_ids_cpu=ids.numpy(), token_ids_cpu_tensor=ids),
+        arange_np=np.arange(2000),
+    )
+    lengths, previous = np.ones(count, np.int32), draw.permutation(count)
+    rows = draw.choice(count, prompts, replace=False)
+    lengths[rows] = draw.integers(2, 30, prompts)
+    lengths[rows[:1]] = 1  # such as a prompt of one token
+    previous[rows[::2]] = -1  # the others have their last token on the device
+    ends, computed = np.cumsum(lengths), draw.integers(0, 30, count)
+    tokens = step_inputs._gather(runner, lengths, ends, computed, previous)
+    for row, (length, end, first) in enumerate(zip(lengths, ends, computed, strict=True)):
+        known = length - (previous[row] >= 0)
+        mine = tokens[end - length : end][:known]
+        assert mine.tolist() == ids[row, first : first + known].tolist()

@@ -50,6 +50,8 @@ _RUNNERS = (
 _BATCHES = ("update_req_spec_token_ids",)
 _TABLES = ("append_row", "commit_block_table", "compute_slot_mapping")
 
+#: Most rows whose token ids are gathered one by one.
+_FEW = 8
 
 _NO_REQUESTS = CachedRequestData.make_empty()
 
@@ -228,7 +230,7 @@ class StepInputs(Feature):
         previous = None if sampled is None else previous_rows(batch, count)
         tokens = None
         if previous is None or total > count or previous.min() < 0:
-            tokens = _gather(runner, lengths, ends, computed)
+            tokens = _gather(runner, lengths, ends, computed, previous)
         rows = Rows(lengths, ends, computed, discarded, previous, tokens)
         if self._device is None:
             logits_indices = prepare(runner, rows, sampled, self._tables)
@@ -357,16 +359,28 @@ def addresses(tables: "Sequence[BlockTable]") -> torch.Tensor:
 
 
 def _gather(
-    runner: "GPUModelRunner", lengths: np.ndarray, ends: np.ndarray, computed: np.ndarray
+    runner: "GPUModelRunner",
+    lengths: np.ndarray,
+    ends: np.ndarray,
+    computed: np.ndarray,
+    previous: np.ndarray | None,
 ) -> np.ndarray:
-    """Gather a step's token ids on the host, int32 [tokens]."""
+    """Gather a step's token ids on the host; see :attr:`Rows.tokens`."""
     batch, total = runner.input_batch, int(ends[-1])
+    if previous is not None:
+        wanted = np.flatnonzero((lengths > 1) | (previous < 0))
+        if len(wanted) <= _FEW:
+            tokens: np.ndarray = np.empty(total, np.int32)
+            for row in wanted.tolist():
+                end, length, first = int(ends[row]), int(lengths[row]), int(computed[row])
+                tokens[end - length : end] = batch.token_ids_cpu[row, first : first + length]
+            return tokens
     width = batch.token_ids_cpu.shape[1]
     numbers = runner.arange_np
     firsts = numbers[: len(ends)] * width + computed - ends + lengths
     indices = np.repeat(firsts, lengths) + numbers[:total]
     flat = batch.token_ids_cpu_tensor.view(-1)
-    tokens: np.ndarray = flat.index_select(0, torch.from_numpy(indices)).numpy()
+    tokens = flat.index_select(0, torch.from_numpy(indices)).numpy()
     return tokens
 
 
