@@ -72,7 +72,7 @@ def sent(
 def test_the_positions_are_stocks_and_the_host_does_not_wait(
     side: str, pinned: bool, kind: str, asynchronous: bool
 ) -> None:
-    """Memory that is not pinned is left to upstream."""
+    """With pinned memory and without."""
     with sent(modules.pristine, kind, asynchronous, pinned) as (theirs, _):
         assert theirs.any()
     with sent(modules.of_side(side), kind, asynchronous, pinned) as (positions, device):

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import draws
+from support.loads import Connector
 from support.scheduling import BLOCK, GROUPS, Grammar, Setup, of_side
 from support.steps import Steps
 from vllm.pooling_params import PoolingParams
@@ -245,6 +246,23 @@ def test_requests_that_wait_for_others_are_left_alone(asynchronous: bool) -> Non
     engine.run(20)
     assert engine.finished["waits"] == [FinishReason.LENGTH]
     assert engine.tokens["waits"] == 3
+
+
+@MODES
+def test_a_request_that_the_connector_looks_up_is_left_alone(asynchronous: bool) -> None:
+    class Slow(Connector):
+        asked = 0
+
+        def get_num_new_matched_tokens(self, request: Any, computed: int) -> Any:
+            self.asked += 1
+            return (0 if self.asked > 5 else None), False
+
+    engine = Engine("ours", asynchronous=asynchronous)
+    engine.scheduler.connector = connector = Slow()
+    engine.generate("looked up", 8)
+    engine.run()
+    assert connector.asked == 6
+    assert engine.finished["looked up"] == [FinishReason.LENGTH]
 
 
 @MODES

@@ -34,7 +34,7 @@ class RopePositions(Feature):
         else:
             return None
         source, target = positions.cpu, positions.gpu
-        if not runner.pin_memory or source[:, :tokens].nbytes <= _STAGED:
+        if source[:, :tokens].nbytes <= _STAGED:
             return None
         for dimension in range(len(source)):
             target[dimension, :tokens].copy_(source[dimension, :tokens], non_blocking=True)
