@@ -230,6 +230,27 @@ def test_a_kernel_counts_only_the_vocabulary(interpreted: ModuleType) -> None:
     assert memory[2] == 2
 
 
+@pytest.mark.parametrize("vocab", [5, 64, 300])
+def test_a_kernel_builds_the_slots_that_torch_builds(
+    interpreted: ModuleType, vocab: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In memory that is not zeroed; ids beyond the vocabulary count for nothing."""
+    monkeypatch.setattr(under_test, "_BLOCK", 64)
+    chooser = random.Random(vocab)
+    ids = range(vocab + 2)
+    specs = [
+        Spec(chooser.choices(ids, k=prompt), chooser.choices(ids, k=output), PENALTY)
+        for prompt, output in [(1, 0), (4, 3), (69, 2), (2, 150), (64, 64)]
+    ]
+    _, batch = batches(specs, vocab, interpreted)
+    penalties = batch.readiness.penalties
+    for slot in [penalties.memory.take() for _ in specs]:
+        slot.fill_(-7)
+    rows = [3, 0, 4, 2, 1]
+    for row, slot in zip(rows, penalties._build_slots(rows), strict=True):
+        assert slot.tolist() == penalties._build_slot(row).tolist()
+
+
 @pytest.mark.parametrize("named", [{}, {"own": "sampler"}, {"drafts": 2}])
 def test_prompts_are_gathered_for_upstream_only(
     named: dict[str, Any], monkeypatch: pytest.MonkeyPatch

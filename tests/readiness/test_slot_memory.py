@@ -12,12 +12,11 @@ VOCABULARY = 37
 PENALTY = {"presence_penalty": 1.5}
 
 
-def test_slots_are_zeros_and_nobody_elses() -> None:
+def test_slots_do_not_overlap() -> None:
     memory = SlotMemory(5, 3, CPU)
     slots = [memory.take() for _ in range(3)]
     for number, slot in enumerate(slots):
-        assert slot.tolist() == [0] * 5
-        slots[number] += number + 1
+        slot.fill_(number + 1)
     assert [slot.tolist() for slot in slots] == [[n + 1] * 5 for n in range(3)]
 
 
@@ -25,14 +24,11 @@ def test_a_slot_that_is_let_go_of_is_taken_again() -> None:
     memory = SlotMemory(5, 3, CPU)
     slots = [memory.take() for _ in range(3)]
     address = slots[1].data_ptr()
-    slots[1] += 7
     view = slots[1]
     del slots[1]
     assert memory.take().data_ptr() != address  # of another slab: it is still held
     del view
-    slot = memory.take()
-    assert slot.data_ptr() == address
-    assert slot.tolist() == [0] * 5
+    assert memory.take().data_ptr() == address
 
 
 def test_a_slot_that_outlives_its_release_is_not_given_out() -> None:
@@ -48,7 +44,7 @@ def test_a_slot_that_outlives_its_release_is_not_given_out() -> None:
     memory.reserved = False
     memory.release()
     assert memory.allocated == 0
-    assert memory.take().tolist() == [0] * 5
+    assert memory.take().shape == (5,)
 
 
 def step(batch: Any) -> None:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from vllm.v1.readiness.kernels.drafts import BONUS, NO_DRAFTS, TARGET, locate
 
-__all__ = ["BONUS", "NO_DRAFTS", "TARGET", "apply_kernel", "count_kernel"]
+__all__ = ["BONUS", "NO_DRAFTS", "TARGET", "apply_kernel", "build_kernel", "count_kernel"]
 
 
 @triton.jit
@@ -92,3 +92,29 @@ def count_kernel(
     for column in range(width):
         token = tl.load(sampled + request.to(tl.int64) * sampled_stride + column)
         tl.atomic_add(counts + token, 1, mask=(token >= 0) & (token < vocab))
+
+
+@triton.jit
+def build_kernel(
+    slots,  # int64 [requests]: addresses
+    ends,  # int32 [requests, 2]: index after the last token of each prompt, and of its output
+    tokens,  # int32 [tokens of all requests], each prompt followed by its output
+    vocab,
+    BLOCK: tl.constexpr,
+):
+    """Fill one request's slot, which may hold anything; grid [requests]."""
+    request = tl.program_id(0)
+    counts = tl.multiple_of(tl.load(slots + request).to(tl.pointer_type(tl.int32)), 16)
+    for i in range(0, vocab, BLOCK):
+        token = i + tl.arange(0, BLOCK)
+        tl.store(counts + token, 0, mask=token < vocab)
+    tl.debug_barrier()  # another thread may count what this one has zeroed
+    start = tl.load(ends + 2 * request - 1, mask=request > 0, other=0)
+    prompt_end = tl.load(ends + 2 * request)
+    end = tl.load(ends + 2 * request + 1)
+    for i in range(start, end, BLOCK):
+        index = i + tl.arange(0, BLOCK)
+        token = tl.load(tokens + index, mask=index < end, other=-1)
+        inside = (token >= 0) & (token < vocab)
+        tl.atomic_or(counts + token, -0x80000000, mask=inside & (index < prompt_end))
+        tl.atomic_add(counts + token, 1, mask=inside & (index >= prompt_end))

@@ -23,6 +23,7 @@ allocated while vLLM profiles memory, which reduces the KV cache by their size.
 # mirrors: vllm.v1.sample.sampler:Sampler.apply_penalties
 # mirrors: vllm.v1.sample.rejection_sampler:RejectionSampler.apply_penalties
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.inputs import uploads
 from vllm.v1.readiness.sample.slot_memory import SlotMemory
 from vllm.v1.readiness.sample.slots import Slots, row_stride
 
@@ -76,7 +78,8 @@ class Penalties(Slots):
         zeros = torch.zeros(1, dtype=torch.float32, device=self.device)
         self._metadata = SimpleNamespace(**dict.fromkeys(_FIELDS, zeros))
         super().warm_up()
-        _count(zeros.int(), zeros.long(), zeros.long())
+        slot = torch.empty(self.vocab_size, dtype=torch.int32, device=self.device)
+        self._launch_build([slot], [1, 1], [np.zeros(1, np.int32)])
 
     def reserve(self, cache: "CacheConfig") -> None:
         """Allocate all slots now if the device may lack memory for them later."""
@@ -161,17 +164,41 @@ class Penalties(Slots):
             if slot is not None:
                 slot.index_add_(0, ids[row], counted[row].to(torch.int32))
 
+    def _build_slots(self, rows: list[int]) -> Iterator[torch.Tensor]:
+        """Build the slots of all rows by one upload and one launch."""
+        if self.kernels is None:
+            return super()._build_slots(rows)
+        slots = [self.memory.take() for _ in rows]
+        ends: list[int] = []
+        histories, total = [], 0
+        for row in rows:
+            prompt, generated = self._tokens(row)
+            histories += [prompt, generated]
+            for tokens in (prompt, generated):
+                total += len(tokens)
+                ends.append(total)
+        self._launch_build(slots, ends, histories)
+        return iter(slots)
+
     def _build_slot(self, row: int) -> torch.Tensor:
-        slot = self.memory.take()
+        slot = self.memory.take().zero_()
+        prompt, generated = map(self._upload, self._tokens(row))
+        if prompt is not None:
+            slot.index_fill_(0, prompt, _PROMPT)
+        if generated is not None:
+            slot.index_add_(0, generated, torch.ones_like(generated, dtype=torch.int32))
+        return slot
+
+    def _tokens(self, row: int) -> "tuple[np.ndarray, np.ndarray]":
+        """Return the tokens of a row's prompt and output, int32 [tokens] each.
+
+        Like upstream, include the placeholder ids of prompt embeddings.
+        """
         tokens = self.batch.token_ids_cpu[row]
         prompt_end = int(self.batch.num_prompt_tokens[row])
         output = self.batch.req_output_token_ids[row]
         assert output is not None
-        # Like upstream, count the placeholder ids of prompt embeddings, too.
-        prompt = self._upload(tokens[:prompt_end])
-        generated = self._upload(tokens[prompt_end : prompt_end + len(output)])
-        _count(slot, prompt, generated)
-        return slot
+        return tokens[:prompt_end], tokens[prompt_end : prompt_end + len(output)]
 
     def _upload(self, tokens: "np.ndarray") -> torch.Tensor | None:
         """Upload the tokens that are in the vocabulary, as int64; None if there are none."""
@@ -182,6 +209,21 @@ class Penalties(Slots):
         """Return the ids clamped to the vocabulary, and a mask of the ids that are in it."""
         ids = tokens.long()
         return ids.clamp(0, self.vocab_size - 1), (ids >= 0) & (ids < self.vocab_size)
+
+    def _launch_build(
+        self, slots: list[torch.Tensor], ends: list[int], histories: "list[np.ndarray]"
+    ) -> None:
+        assert self.kernels is not None
+        addresses = np.array([slot.data_ptr() for slot in slots], np.int64)
+        (places,), (bounds, tokens) = uploads.together(
+            [addresses],
+            [np.array(ends, np.int32), np.concatenate(histories)],
+            self.device,
+            self.batch.pin_memory,
+        )
+        self.kernels.build_kernel[(len(slots),)](
+            *(places, bounds, tokens, self.vocab_size), BLOCK=_BLOCK, num_warps=_NUM_WARPS
+        )
 
     def _apply_row(
         self, logits: torch.Tensor, position: int, row: int, drafts: torch.Tensor | None
@@ -230,14 +272,6 @@ class Penalties(Slots):
             num_warps=_NUM_WARPS,
             enable_fp_fusion=False,
         )
-
-
-def _count(slot: torch.Tensor, prompt: torch.Tensor | None, generated: torch.Tensor | None) -> None:
-    """Count int64 token ids, which are on the device, in a zeroed slot."""
-    if prompt is not None:
-        slot.index_fill_(0, prompt, _PROMPT)
-    if generated is not None:
-        slot.index_add_(0, generated, torch.ones_like(generated, dtype=torch.int32))
 
 
 #: Entry point of the samplers.

@@ -72,7 +72,7 @@ class SlotMemory:
             self._activations = torch.cuda.max_memory_allocated(self._device) - self._before
 
     def take(self) -> torch.Tensor:
-        """Take a zeroed slot. Raises torch.OutOfMemoryError if the device has no room."""
+        """Take a slot, of any values. Raises torch.OutOfMemoryError if the device has no room."""
         if not self._free:
             self._grow()
         row = self._free.pop()
@@ -85,7 +85,7 @@ class SlotMemory:
             free.append(row)
 
         taken[address] = ref(slot, give_back)
-        return slot.zero_()
+        return slot
 
     def release(self) -> None:
         """Free the slabs if no slot is in use and the slots are not reserved."""

@@ -114,6 +114,10 @@ class Slots(Feature, ABC):
     def _build_slot(self, row: int) -> torch.Tensor:
         """Build an int32 slot from a row of ``token_ids_cpu``; may raise OutOfMemoryError."""
 
+    def _build_slots(self, rows: list[int]) -> Iterator[torch.Tensor]:
+        """Build the slots of several rows, in order; see :meth:`_build_slot`."""
+        return map(self._build_slot, rows)
+
     @abstractmethod
     def _update_slots(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
         """Update the slots with a step's samples; see :meth:`observe_sampled`."""
@@ -387,8 +391,8 @@ class Slots(Feature, ABC):
         rows = [self.batch.req_id_to_index[req_id] for req_id in waiting]
         self.history.settle_rows(rows, self.name)
         try:
-            for req_id, row in zip(waiting, rows, strict=True):
-                self._slots[req_id] = slot = self._build_slot(row)
+            for req_id, row, slot in zip(waiting, rows, self._build_slots(rows), strict=True):
+                self._slots[req_id] = slot
                 self._row_addresses[row] = slot.data_ptr()
         except torch.OutOfMemoryError:
             if self._kept:
