@@ -79,7 +79,7 @@ class Penalties(Slots):
         self._metadata = SimpleNamespace(**dict.fromkeys(_FIELDS, zeros))
         super().warm_up()
         slot = torch.empty(self.vocab_size, dtype=torch.int32, device=self.device)
-        self._launch_build([slot], [1, 1], [np.zeros(1, np.int32)])
+        self._launch_build([slot], [np.zeros(1, np.int32)] * 2)
 
     def reserve(self, cache: "CacheConfig") -> None:
         """Allocate all slots now if the device may lack memory for them later."""
@@ -169,15 +169,7 @@ class Penalties(Slots):
         if self.kernels is None:
             return super()._build_slots(rows)
         slots = [self.memory.take() for _ in rows]
-        ends: list[int] = []
-        histories, total = [], 0
-        for row in rows:
-            prompt, generated = self._tokens(row)
-            histories += [prompt, generated]
-            for tokens in (prompt, generated):
-                total += len(tokens)
-                ends.append(total)
-        self._launch_build(slots, ends, histories)
+        self._launch_build(slots, [tokens for row in rows for tokens in self._tokens(row)])
         return iter(slots)
 
     def _build_slot(self, row: int) -> torch.Tensor:
@@ -210,19 +202,19 @@ class Penalties(Slots):
         ids = tokens.long()
         return ids.clamp(0, self.vocab_size - 1), (ids >= 0) & (ids < self.vocab_size)
 
-    def _launch_build(
-        self, slots: list[torch.Tensor], ends: list[int], histories: "list[np.ndarray]"
-    ) -> None:
+    def _launch_build(self, slots: list[torch.Tensor], histories: "list[np.ndarray]") -> None:
+        """Fill slots; ``histories`` holds the tokens of each prompt, followed by its output's."""
         assert self.kernels is not None
         addresses = np.array([slot.data_ptr() for slot in slots], np.int64)
-        (places,), (bounds, tokens) = uploads.together(
+        lengths = [len(tokens) for tokens in histories]
+        (places,), (ends, tokens) = uploads.together(
             [addresses],
-            [np.array(ends, np.int32), np.concatenate(histories)],
+            [np.cumsum(lengths, dtype=np.int32), np.concatenate(histories)],
             self.device,
             self.batch.pin_memory,
         )
         self.kernels.build_kernel[(len(slots),)](
-            *(places, bounds, tokens, self.vocab_size), BLOCK=_BLOCK, num_warps=_NUM_WARPS
+            *(places, ends, tokens, self.vocab_size), BLOCK=_BLOCK, num_warps=_NUM_WARPS
         )
 
     def _apply_row(
