@@ -217,6 +217,14 @@ def test_nothing_is_sent_where_the_devices_table_is_the_hosts() -> None:
     tables.commit_block_table(1)
 
 
+def test_the_hosts_buffers_are_not_on_torchs_default_device() -> None:
+    tables = make(modules.overlaid)
+    with torch.device("meta"):
+        sender = block_tables.attach(tables)
+    assert sender is not None
+    assert {stage.device.type for stage in sender._stages} == {"cpu"}
+
+
 def test_a_batch_has_the_feature_on_any_rank_unless_it_is_off() -> None:
     def batch(value: str, **named: Any) -> Any:
         with mock.patch.dict(os.environ, {switch.NAME: value}):

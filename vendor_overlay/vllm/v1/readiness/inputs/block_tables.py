@@ -128,7 +128,7 @@ class BlockTables(subclasses.Uncopied, Feature):
         self._stages = [
             pinning.allocate(size * 4).view(torch.int32)
             if tables[0].pin_memory
-            else torch.zeros(size, dtype=torch.int32)
+            else torch.zeros(size, dtype=torch.int32, device="cpu")
             for _ in range(_stages())
         ]
         gauges.watch(self)
