@@ -108,7 +108,9 @@ def main(model: Path, out: Path, name: str) -> None:
     assert parity.install(engine)
     late: dict[str, list[str]] = {}
     for kind, size in itertools.product(BATCHES, SIZES):
-        run_requests(engine, requests(kind, size, drafts))
+        if not (batch := requests(kind, size, drafts)):
+            continue
+        run_requests(engine, batch)
         if names := compilations.take():
             late[f"{kind} {size}"] = names
     mixed = [

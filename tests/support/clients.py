@@ -110,7 +110,7 @@ def differences(
     Returns:
         For each, the request, the reply alone, and the one beside a hostile client.
     """
-    requests = honest(random.Random(1))
+    requests = honest(random.Random(1), drafts)
     for grammar in (_CHOICE, _SCHEMA, _INVALID) if grammars else ():
         with contextlib.suppress(urllib.error.HTTPError):  # tried once, for seconds; then known
             server.generate([9], max_tokens=1, structured_outputs=grammar)
@@ -126,11 +126,12 @@ def differences(
     ]
 
 
-def honest(chance: random.Random) -> list[Request]:
-    """Draw the honest client's requests."""
+def honest(chance: random.Random, drafts: int = 0) -> list[Request]:
+    """Draw the honest client's requests; vLLM refuses ``logit_bias`` with drafts."""
+    settings = [params for params in HONEST if not (drafts and "logit_bias" in params)]
     return [
         Request(_prompt(chance, params), {"temperature": 0.0, "max_tokens": 24, **params})
-        for _, params in zip(range(REPLIES), itertools.cycle(HONEST), strict=False)
+        for _, params in zip(range(REPLIES), itertools.cycle(settings), strict=False)
     ]
 
 
