@@ -127,8 +127,13 @@ def differences(
 
 
 def honest(chance: random.Random, drafts: int = 0) -> list[Request]:
-    """Draw the honest client's requests; vLLM refuses ``logit_bias`` with drafts."""
-    settings = [params for params in HONEST if not (drafts and "logit_bias" in params)]
+    """Draw the honest client's requests.
+
+    With drafts, vLLM refuses ``logit_bias``; and what a seed draws depends on the drafts, which a
+    request near the model's length sets to zero for the whole batch.
+    """
+    left_out = {"logit_bias", "seed"} if drafts else set()
+    settings = [params for params in HONEST if not params.keys() & left_out]
     return [
         Request(_prompt(chance, params), {"temperature": 0.0, "max_tokens": 24, **params})
         for _, params in zip(range(REPLIES), itertools.cycle(settings), strict=False)
