@@ -302,6 +302,8 @@ CASES = {
     "nothing special, greedy": "plain",
     "a presence penalty": "presence, 128",
     "a presence penalty, one of 128": "one-presence, 128",
+    "bad words": "bad-words, 128",
+    "a thinking budget": "thinking, 128",
     "a presence penalty and a thinking budget": "presence 1.5, budget",
     "mixed sampling: penalties, top-p, seeds, logprobs": "mixed, (128|1)",
     "a seed each": "seeded, 128",
