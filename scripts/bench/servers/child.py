@@ -219,8 +219,10 @@ def read(
         for n, error in enumerate(client["errors"])
         if error
     ][:1]
-    # The client or the server's front end had no core to run on.
-    if client["median_itl_ms"] < client["mean_itl_ms"] / 4:
+    # The client or the server's front end had no core to run on. A reply that comes in one piece
+    # has no interval, and no time per token.
+    whole = client["total_output_tokens"] > client["completed"] and client["median_tpot_ms"] <= 0
+    if whole or client["median_itl_ms"] < client["mean_itl_ms"] / 4:
         problems.append("most tokens came in bursts")
     return {
         "figures": {
