@@ -191,7 +191,7 @@ def test_off_compares_nothing_and_waits_for_nobody(run: Run) -> None:
     different = Rank(digest=OTHER, variables=off)
     for outcome in run(Rank(variables=off), different, Rank(digest=None)):
         assert (outcome.error, outcome.warnings, outcome.sum) == ("", [], 3.0)
-        assert outcome.seconds < 1.0
+        assert outcome.seconds < 10  # of 20 that a wait would take
 
 
 def test_a_rank_that_ends_is_named_or_its_store_is(run: Run) -> None:
