@@ -62,6 +62,7 @@ def collectives(side: str, length: int, padded: bool = True, ranks: int = 2) -> 
         device=torch.device("cpu"),
         parallel_config=SimpleNamespace(data_parallel_size=ranks),
         speculative_config=SimpleNamespace(
+            method="eagle",
             use_eagle=lambda: True,
             uses_draft_model=lambda: False,
             uses_extract_hidden_states=lambda: False,

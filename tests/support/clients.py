@@ -97,7 +97,11 @@ def serving(
 
 
 def differences(
-    server: Server, drafts: int = 0, grammars: bool = True, exact: bool = True
+    server: Server,
+    drafts: int = 0,
+    grammars: bool = True,
+    exact: bool = True,
+    seeds: bool = True,
 ) -> list[Any]:
     """Return the honest client's replies that are not what it gets alone.
 
@@ -106,11 +110,13 @@ def differences(
         drafts: draft tokens of a request and step.
         grammars: whether the server has a library for structured outputs.
         exact: whether the values of logprobs count; on a CPU they depend on the batch's size.
+        seeds: whether the honest client draws by seeds. With most drafters, what they draw depends
+            on the length of other requests.
 
     Returns:
         For each, the request, the reply alone, and the one beside a hostile client.
     """
-    requests = honest(random.Random(1), drafts)
+    requests = honest(random.Random(1), drafts, seeds)
     for grammar in (_CHOICE, _SCHEMA, _INVALID) if grammars else ():
         with contextlib.suppress(urllib.error.HTTPError):  # tried once, for seconds; then known
             server.generate([9], max_tokens=1, structured_outputs=grammar)
@@ -126,13 +132,11 @@ def differences(
     ]
 
 
-def honest(chance: random.Random, drafts: int = 0) -> list[Request]:
-    """Draw the honest client's requests.
-
-    With drafts, vLLM refuses ``logit_bias``; and what a seed draws depends on the drafts, which a
-    request near the model's length sets to zero for the whole batch.
-    """
-    left_out = {"logit_bias", "seed"} if drafts else set()
+def honest(chance: random.Random, drafts: int = 0, seeds: bool = True) -> list[Request]:
+    """Draw the honest client's requests. With drafts, vLLM refuses ``logit_bias``."""
+    left_out = {"logit_bias"} if drafts else set()
+    if not seeds:
+        left_out.add("seed")
     settings = [params for params in HONEST if not params.keys() & left_out]
     return [
         Request(_prompt(chance, params), {"temperature": 0.0, "max_tokens": 24, **params})

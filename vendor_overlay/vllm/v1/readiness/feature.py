@@ -275,6 +275,9 @@ class Feature:
     def mark_prompt(self, room: "LogprobsTensors") -> None:
         """Mark all positions in prompt logprobs ``room`` as not computed, before the prefill."""
 
+    def caps_drafts(self, runner: "GPUModelRunner") -> bool | None:
+        """Return True if the drafter caps each request's drafts by max_model_len; else None."""
+
     def take_part(self, runner: "GPUModelRunner") -> None:
         """Run the drafter on a dummy token, if this rank does not draft but other ranks may."""
 

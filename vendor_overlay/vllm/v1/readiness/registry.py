@@ -139,6 +139,8 @@ CPU_PINNING = _fix("cpu-pinning", "engine.pinning", device="cpu")
 EMPTY_STATES = _fix("empty-states", "inputs.empty_states:EmptyStates")
 #: A gated delta net computes each drafted token with the token's own gates.
 DRAFT_GATES = _fix("draft-gates", "inputs.draft_gates")
+#: A request near max_model_len does not stop the n-gram drafts of others.
+DRAFT_LENGTHS = _fix("draft-lengths", "inputs.draft_lengths:DraftLengths")
 #: Every data-parallel rank runs its drafter if any rank drafts.
 DRAFTER_RANKS = _fix("drafter-ranks", "inputs.drafter_ranks:DrafterRanks")
 #: Neither replies nor cached blocks are computed from a failed KV load.
