@@ -18,8 +18,12 @@ LENGTH = 96
 REQUESTS = 12
 #: Few tokens, so that most of a reply's n-grams have been in it before.
 FEW = [20, 30, 40]
-DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
-DRAFTS["prompt_lookup_max"] = 2
+DRAFTS = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 2,
+}
 
 
 def seeded(number: int) -> Arrival:

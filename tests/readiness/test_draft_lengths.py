@@ -5,12 +5,11 @@ Real are ``sample_tokens``, the input batch and vLLM's n-gram drafter.
 
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
-import torch
 from support import modules
 from support.batches import Spec, empty, fill
+from support.drafted_steps import draft
 from vllm.v1.spec_decode.ngram_proposer import NgramProposer
 
 FIX = "draft-lengths"
@@ -24,10 +23,6 @@ SHORT = 8
 NONE = [0] * DRAFTS
 
 
-class DraftedError(Exception):
-    """The step has come past its drafts."""
-
-
 def drafts(side: str, length: int, method: str = "ngram") -> list[list[int]]:
     """Run a step as far as its drafts, and return the drafts of both requests.
 
@@ -36,51 +31,27 @@ def drafts(side: str, length: int, method: str = "ngram") -> list[list[int]]:
         length: tokens of the first request, with the one that the step has sampled.
         method: of the speculative config.
     """
-    load = modules.of_side(side)
-    batch = empty(load, 16, max_num_reqs=2, length=LENGTH)
+    batch = empty(modules.of_side(side), 16, max_num_reqs=2, length=LENGTH)
     fill(batch, [Spec(REPEATED[:each], [], {}) for each in (length, SHORT)])
-    config = SimpleNamespace(
-        method=method,
-        prompt_lookup_min=2,
-        prompt_lookup_max=2,
-        num_speculative_tokens=DRAFTS,
-        use_eagle=lambda: False,
-        uses_draft_model=lambda: False,
-        uses_extract_hidden_states=lambda: False,
-        use_ngram_gpu=lambda: method == "ngram_gpu",
-        disable_padded_drafter_batch=True,
-    )
+    lookup = {"prompt_lookup_min": 2, "prompt_lookup_max": 2, "num_speculative_tokens": DRAFTS}
     drafter = NgramProposer(
         SimpleNamespace(
-            speculative_config=config,
+            speculative_config=SimpleNamespace(**lookup),
             model_config=SimpleNamespace(max_model_len=LENGTH),
             scheduler_config=SimpleNamespace(max_num_seqs=2),
             parallel_config=SimpleNamespace(tensor_parallel_size=1),
         )
     )
-    runner = object.__new__(load(modules.RUNNER).GPUModelRunner)
-    vars(runner).update(
-        execute_model_state=(
-            SimpleNamespace(total_num_scheduled_tokens=2),
-            *(None, None, SimpleNamespace(max_seq_len=length - 1), *[None] * 6),
-        ),
-        _sample=lambda *_: SimpleNamespace(sampled_token_ids=torch.zeros(2, 1)),
-        _update_states_after_model_execute=lambda *_: None,
-        use_async_scheduling=False,
-        input_batch=batch,
-        discard_request_mask=SimpleNamespace(gpu=None),
-        num_spec_tokens=DRAFTS,
-        effective_drafter_max_model_len=LENGTH,
-        device=torch.device("cpu"),
-        parallel_config=SimpleNamespace(data_parallel_size=1),
-        speculative_config=config,
+    runner = draft(
+        side,
+        batch,
+        length - 1,
+        drafts=DRAFTS,
+        limit=LENGTH,
+        method=method,
         drafter=drafter,
-        _copy_draft_token_ids_to_cpu=lambda *_, **__: None,
         _bookkeeping_sync=lambda *_: (None, None, [[7], [7]], *[None] * 4),
-        finalize_kv_connector=mock.Mock(side_effect=DraftedError),
     )
-    with pytest.raises(DraftedError):
-        runner.sample_tokens(None)
     proposed: Any = runner._draft_token_ids
     return proposed if isinstance(proposed, list) else proposed.tolist()
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from support import modules
 from support.batches import empty
+from support.drafted_steps import draft
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.spec_decode.eagle import EagleProposer
 
@@ -25,10 +26,6 @@ FITS, TOO_LONG = LENGTH - DRAFTS, LENGTH - DRAFTS + 1
 PROPOSAL = ["agreement", "pass", "agreement", "pass", "pass"]
 
 
-class DraftedError(Exception):
-    """The step has come past its drafts."""
-
-
 def collectives(side: str, length: int, padded: bool = True, ranks: int = 2) -> list[str]:
     """Run a step as far as its drafts, and return the collectives of its drafter.
 
@@ -38,49 +35,27 @@ def collectives(side: str, length: int, padded: bool = True, ranks: int = 2) -> 
         padded: whether the drafter's batch is.
         ranks: number of data-parallel ranks.
     """
-    load = modules.of_side(side)
-    runner = object.__new__(load(modules.RUNNER).GPUModelRunner)
+    batch = empty(modules.of_side(side), 16, max_num_reqs=2, length=8)
     made: list[str] = []
 
     def propose(*_: Any) -> torch.Tensor:
         made.extend(PROPOSAL)
         return torch.zeros(1, DRAFTS)
 
-    vars(runner).update(
-        execute_model_state=(
-            SimpleNamespace(total_num_scheduled_tokens=1),
-            *(None, None, SimpleNamespace(max_seq_len=length), *[None] * 6),
-        ),
-        _sample=lambda *_: SimpleNamespace(sampled_token_ids=torch.zeros(1, 1)),
-        _update_states_after_model_execute=lambda *_: None,
-        use_async_scheduling=False,
-        input_batch=empty(load, 16, max_num_reqs=2, length=8),
-        discard_request_mask=SimpleNamespace(gpu=None),
-        num_spec_tokens=DRAFTS,
-        effective_drafter_max_model_len=LENGTH,
-        valid_sampled_token_count_event=None,
-        device=torch.device("cpu"),
-        parallel_config=SimpleNamespace(data_parallel_size=ranks),
-        speculative_config=SimpleNamespace(
-            method="eagle",
-            use_eagle=lambda: True,
-            uses_draft_model=lambda: False,
-            uses_extract_hidden_states=lambda: False,
-            use_ngram_gpu=lambda: False,
-            disable_padded_drafter_batch=not padded,
-        ),
-        drafter=drafter(made),
-        propose_draft_token_ids=propose,
-        _copy_draft_token_ids_to_cpu=lambda *_, **__: None,
-        _bookkeeping_sync=lambda *_: (None,) * 7,
-        finalize_kv_connector=mock.Mock(side_effect=DraftedError),
-    )
     context = "vllm.v1.spec_decode.llm_base_proposer.set_forward_context"
-    with (
-        mock.patch(context, lambda *_, **__: contextlib.nullcontext()),
-        pytest.raises(DraftedError),
-    ):
-        runner.sample_tokens(None)
+    with mock.patch(context, lambda *_, **__: contextlib.nullcontext()):
+        draft(
+            side,
+            batch,
+            length,
+            drafts=DRAFTS,
+            limit=LENGTH,
+            method="eagle",
+            padded=padded,
+            parallel_config=SimpleNamespace(data_parallel_size=ranks),
+            drafter=drafter(made),
+            propose_draft_token_ids=propose,
+        )
     return made
 
 
