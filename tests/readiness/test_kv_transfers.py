@@ -4,22 +4,23 @@ The scheduler is a real one, over a worker whose tokens are right only where all
 The pinned scheduler has the faults, which are asserted as well: with the fix off ours has them.
 """
 
-from collections import deque
+import os
 from collections.abc import Mapping
+from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import draws
 from support.loads import Connector, Loads, prompt
-from support.scheduling import BLOCK, Setup, make, of_side
+from support.scheduling import BLOCK, Setup, of_side
 from support.steps import token
 from vllm.pooling_params import PoolingParams
-from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.readiness.engine import switch
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import RequestStatus
 
 FIX = "kv-transfers"
 MODES = pytest.mark.parametrize("asynchronous", [False, True])
@@ -33,30 +34,18 @@ class Transferring(Connector):
     Attributes:
         sends: ids of the requests whose blocks are sent when they have finished.
         handed: by finished request, how many tokens the blocks hold that the connector got.
-        blocks: ids of the blocks that each step in flight may read or write.
-        torn: requests whose blocks were loaded into while a step in flight used them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.sends: set[str] = set()
         self.handed: dict[str, int] = {}
-        self.blocks: deque[set[int]] = deque()
-        self.torn: list[str] = []
 
     def request_finished(self, request: Any, blocks: list[int]) -> tuple[bool, None]:
         """Take the blocks of a request."""
         if request.status != RequestStatus.FINISHED_ABORTED:
             self.handed[request.request_id] = len(blocks) * BLOCK
         return request.request_id in self.sends, None
-
-    def update_state_after_alloc(self, request: Any, blocks: Any, count: int) -> None:
-        """Note the blocks to load."""
-        before = len(self.loads)
-        super().update_state_after_alloc(request, blocks, count)
-        loaded = {block for block, _ in self.loads[before:]}
-        if not loaded.isdisjoint(set[int]().union(*self.blocks)):
-            self.torn.append(request.request_id)
 
 
 class Transfers(Loads):
@@ -87,12 +76,6 @@ class Transfers(Loads):
         """Report a transfer as finished with the next step that runs."""
         self.reports.setdefault(kind, set()).add(name)
 
-    def step(self) -> None:
-        """Make a step."""
-        super().step()
-        while len(self.connector.blocks) > len(self.queue):
-            self.connector.blocks.popleft()
-
     def run(self, steps: int) -> "Transfers":
         """Make steps."""
         for _ in range(steps):
@@ -105,14 +88,6 @@ class Transfers(Loads):
         return int(pool.num_gpu_blocks - 1 - pool.get_num_free_blocks())
 
     def _run(self, scheduled: Any) -> Any:
-        manager = self.scheduler.kv_cache_manager
-        used = {
-            block
-            for name in scheduled.num_scheduled_tokens
-            for group in manager.get_block_ids(name)
-            for block in group
-        }
-        self.connector.blocks.append(used)
         output = super()._run(scheduled)
         received = output.kv_connector_output.finished_recving
         reports, self.reports = self.reports, {}
@@ -352,25 +327,46 @@ def outputs(loop: Transfers) -> list[Any]:
     return delivered.outputs if delivered else []
 
 
-@MODES
-@pytest.mark.parametrize("later", [False, True])
-def test_no_load_tears_the_blocks_of_a_step_in_flight(
-    side: str, asynchronous: bool, later: bool
+def closed_loop(words: str, seed: int, steps: int, **options: Any) -> Transfers:
+    """Run a constant number of requests; a share of them loads KV, also after a preemption."""
+    chance = Random(seed)
+    clients, share, later = (
+        chance.randint(3, 9),
+        chance.choice([0.1, 0.5, 1]),
+        chance.random() < 0.5,
+    )
+    setup = {"seqs": 8, "blocks": chance.choice([13, 20, 40]), "caching": False, **options}
+    with mock.patch.dict(os.environ, {switch.NAME: words}):
+        loop = Transfers("ours", **setup)
+        loop.parameters = None
+        for number in range(steps):
+            while len(loop.scheduler.requests) < clients:
+                loads = chance.random() < share
+                name = loop.load(
+                    prompt(
+                        chance.randint(20, 45) if loads else chance.randint(3, 15), -50 - number
+                    ),
+                    *(chance.randint(2, 12), 20 * loads, later),
+                )
+                loop.scheduler.requests[name].priority = chance.randint(0, 2)
+            loop.step()
+    return loop
+
+
+@given(
+    asynchronous=st.booleans(),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    seed=st.integers(0, 9999),
+)
+@draws(40)
+def test_requests_are_admitted_as_without_the_fix(
+    asynchronous: bool, policy: str, seed: int
 ) -> None:
-    """Requests end or are aborted, and others load into their blocks, the only free ones."""
-    loop = Transfers(side, 2 + asynchronous, asynchronous=asynchronous, blocks=18, caching=False)
-    for number in range(12):
-        loop.load(prompt(22, -50 - number), 3, 5 * (number % 2), later)
-    loop.load(prompt(5, -90), 60, 0)  # a step is always in flight
-    for number in range(60):
-        if number % 9 == 2 and loop.scheduler.running:
-            loop.abort(loop.scheduler.running[0].request_id)
-        loop.step()
-    loop.run(200)
-    assert loop.faults() == []
-    if side == "ours" or asynchronous:
-        assert (loop.connector.torn == []) == (side == "ours")
-    assert loop.held() == 0
+    """Loads, the requests behind them and preempted replies run in the same steps."""
+    options = {"asynchronous": asynchronous, "policy": policy}
+    loops = [closed_loop(words, seed, 150, **options) for words in ("on", f"-{FIX}")]
+    assert loops[0].scheduled == loops[1].scheduled
+    assert loops[0].delivered == loops[1].delivered
 
 
 @given(
@@ -423,7 +419,6 @@ def test_transfers_end_in_any_order(
         if not loop.scheduler.requests and not loop.queue:
             break
     assert loop.faults() == []
-    assert loop.connector.torn == []
     assert not loop.scheduler.requests
     assert loop.held() == 0
 
@@ -436,23 +431,3 @@ def settle(loop: Transfers) -> None:
         elif request.is_finished():
             loop.report("finished_recving", name)
             loop.report("finished_sending", name)
-
-
-def test_freed_blocks_are_forgotten() -> None:
-    """Also if nothing is ever loaded."""
-    loop = Transfers("ours", caching=False)
-    for number in range(40):
-        loop.load(prompt(9, -50 - number), 2, 0)
-        loop.step()
-        assert len(vars(loop.scheduler)["readiness_transfers"].freed) <= 2 * 6
-    loop.run(40)
-    assert not vars(loop.scheduler)["readiness_transfers"].freed
-
-
-def test_a_scheduler_without_a_connector_keeps_nothing() -> None:
-    scheduler = make(Setup())
-    params = SamplingParams(max_tokens=4, ignore_eos=True)
-    scheduler.add_request(Request("a", [1, 2, 3], params, None))
-    scheduler.schedule()
-    pool = scheduler.kv_cache_manager.block_pool
-    assert "free_blocks" not in vars(pool)

@@ -1,6 +1,6 @@
 """Fix ``kv-transfers``: a request's end, its KV blocks and its KV transfers agree with one another.
 
-A KV connector moves a request's KV to or from other engines while steps run. 0.22.0 handles three
+A KV connector moves a request's KV to or from other engines while steps run. 0.22.0 handles two
 orders of events wrongly:
 
 - A transfer is reported as finished for a request that has been freed, or that neither loads nor
@@ -8,14 +8,10 @@ orders of events wrongly:
   request that both loads and sends when it is freed loses its blocks at the first report.
 - A request is preempted while the step that ends it is in flight: the connector gets no blocks to
   hand over, and the reply is delivered (https://github.com/vllm-project/vllm/issues/48141).
-- Blocks are freed while a step that reads or writes them is in flight, and KV is loaded into them.
-  A load does not wait for the step (https://github.com/vllm-project/vllm/pull/47728).
 
 Here a report without a matching transfer is ignored, and blocks are freed after the last report. A
 request that hands over its blocks (``do_remote_decode``) and would end without any drops the output
-and recomputes the step. A load into blocks that were freed in flight is deferred until the steps
-then in flight have arrived. Requests behind it are scheduled meanwhile, so that under a constant
-shortage of blocks it may be deferred repeatedly.
+and recomputes the step. No load is ever deferred, so requests are admitted as by upstream.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
@@ -24,12 +20,9 @@ shortage of blocks it may be deferred repeatedly.
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler._update_request_with_output
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler._update_from_kv_xfer_finished
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler._free_request
-# mirrors: vllm.v1.core.block_pool:BlockPool.free_blocks
 # mirrors: vllm.v1.request:Request.append_output_token_ids
 # mirrors: vllm.v1.core.sched.utils:check_stop
 
-from collections import deque
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
@@ -40,8 +33,6 @@ from vllm.v1.readiness.engine import subclasses, switch
 from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -72,7 +63,6 @@ class _Transfers:
         received: ids of requests whose load was reported.
         awaited: by freed request whose blocks are still transferred, the reports that it awaits;
             each entry holds the kinds of report that satisfy it.
-        freed: ids of freed blocks, each list with the newest step in flight at the time.
     """
 
     def __init__(self, scheduler: "Scheduler") -> None:
@@ -84,42 +74,6 @@ class _Transfers:
         self.preempted: list[Request] = []
         self.received: set[str] = set()
         self.awaited: dict[str, list[set[str]]] = {}
-        self.freed: deque[tuple[SchedulerOutput, list[int]]] = deque()
-        self._steps = in_flight.of(scheduler).steps
-        self._undoing = False
-        if self.on:
-            self._observe(scheduler)
-
-    def _observe(self, scheduler: "Scheduler") -> None:
-        """Record the blocks that the scheduler's pool frees while steps are in flight."""
-        pool = scheduler.kv_cache_manager.block_pool
-        free_blocks = pool.free_blocks
-
-        def free(ordered_blocks: "Iterable[KVCacheBlock]") -> None:
-            blocks = [*ordered_blocks]
-            free_blocks(blocks)
-            if self._steps and not self._undoing:
-                self.freed.append((self._steps[-1], [block.block_id for block in blocks]))
-
-        # All holders of the pool, connectors included, call the method of this instance.
-        vars(pool)["free_blocks"] = free
-
-    def forget(self) -> None:
-        """Forget the freed blocks whose steps have arrived."""
-        while self.freed and not any(self.freed[0][0] is step for step in self._steps):
-            self.freed.popleft()
-
-    def unsafe(self) -> set[int]:
-        """Return the ids of the blocks that in-flight steps may read or write after their free."""
-        self.forget()
-        return {block for _, blocks in self.freed for block in blocks}
-
-    def undo(self, scheduler: "Scheduler", request: "Request", new: set[int]) -> None:
-        """Free the blocks of a request that no step has used; ``new`` have no valid content."""
-        self._undoing = True
-        scheduler.kv_cache_manager.evict_blocks(new)
-        scheduler.kv_cache_manager.free(request)
-        self._undoing = False
 
 
 def _of(scheduler: "Scheduler") -> _Transfers:
@@ -130,27 +84,6 @@ def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
     """Add a scheduled step to the in-flight steps, if the fix is on."""
     if scheduler.connector is not None and _of(scheduler).on:
         in_flight.of(scheduler).schedule(step)
-
-
-def defers(scheduler: "Scheduler", request: "Request", local: "KVCacheBlocks") -> bool:
-    """Return whether a waiting request's load must wait for in-flight steps; free its blocks if so.
-
-    Called once the blocks are allocated. ``local`` are the request's prefix cache hits, into which
-    nothing is loaded.
-    """
-    transfers = _of(scheduler)
-    if not transfers.on or not transfers.freed:
-        return False
-    groups = scheduler.kv_cache_manager.get_block_ids(request.request_id)
-    hits = {block.block_id for group in local.blocks for block in group}
-    new = {block for group in groups for block in group} - hits
-    new.discard(scheduler.kv_cache_manager.block_pool.null_block.block_id)
-    if new.isdisjoint(transfers.unsafe()):
-        return False
-    transfers.undo(scheduler, request, new)
-    if request.has_encoder_inputs:
-        scheduler.encoder_cache_manager.free(request)
-    return True
 
 
 def preempt(scheduler: "Scheduler", request: "Request") -> None:
@@ -167,7 +100,6 @@ def arrive(scheduler: "Scheduler", step: "SchedulerOutput", output: "ModelRunner
         return
     steps = in_flight.of(scheduler)
     steps.arrive(step, output)
-    transfers.forget()
     if not transfers.preempted:
         return
     for request in transfers.preempted:
