@@ -4,6 +4,7 @@ The scheduler is a real one, over a worker that pools or samples as a model runn
 scheduler has the faults, which are asserted as well: with the fix off ours has them.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -217,16 +218,83 @@ def test_a_request_that_blocks_all_others_is_ended(
 
 
 @MODES
-def test_a_running_request_that_can_never_continue_is_ended(side: str, asynchronous: bool) -> None:
-    """The second chunk is shorter than a block."""
-    engine = Engine(side, asynchronous=asynchronous, groups="hybrid, aligned", budget=64)
-    engine.generate("long", 30)
-    engine.scheduler.scheduler_config.long_prefill_token_threshold = 2 * BLOCK
-    engine.step()
-    engine.scheduler.scheduler_config.long_prefill_token_threshold = BLOCK - 1
+@pytest.mark.parametrize(("prompt", "most"), [(22, 3), (18, 9)])
+def test_a_request_larger_than_the_cache_is_ended(
+    side: str, asynchronous: bool, prompt: int, most: int
+) -> None:
+    """The cache holds 20 tokens, which the second request exceeds as it grows."""
+    engine = Engine(side, asynchronous=asynchronous, blocks=6, budget=64)
+    engine.generate("long", prompt, most)
+    engine.generate("other", 6)
     engine.run()
-    assert engine.finished["long"] == [FinishReason.ERROR] * (side == "ours")
-    assert engine.scheduler.has_requests() != (side == "ours")
+    ours = side == "ours"
+    assert engine.finished["long"] == [FinishReason.ERROR] * ours
+    assert engine.finished["other"] == [FinishReason.LENGTH] * ours
+    assert engine.scheduler.has_requests() != ours
+
+
+def hold(engine: Engine, means: str) -> Callable[[], None]:
+    """Keep a scheduler from admitting requests, as a plugin may do; return what ends it."""
+    scheduler, manager = engine.scheduler, engine.scheduler.kv_cache_manager
+    owner: Any = scheduler
+    value: Any = 0
+    if means == "_is_blocked_waiting_status":
+        scheduler._try_promote_blocked_waiting_request = lambda _: False
+        value = lambda _: True  # noqa: E731
+    if means == "allocate_slots":
+        owner, value = manager, lambda *_, **__: None
+    elif means == "free blocks":
+        taken = manager.block_pool.get_new_blocks(manager.block_pool.get_num_free_blocks())
+        return lambda: manager.block_pool.free_blocks(taken)
+    elif means == "long_prefill_token_threshold":
+        owner, value = scheduler.scheduler_config, 1
+    before = getattr(owner, means)
+    setattr(owner, means, value)
+    return lambda: setattr(owner, means, before)
+
+
+@MODES
+@pytest.mark.parametrize("groups", ["full", "hybrid, aligned"])
+@pytest.mark.parametrize(
+    "means",
+    [
+        *("max_num_running_reqs", "max_num_scheduled_tokens", "long_prefill_token_threshold"),
+        *("_is_blocked_waiting_status", "allocate_slots", "free blocks"),
+    ],
+)
+def test_a_request_that_is_held_back_is_served_later(
+    asynchronous: bool, means: str, groups: str
+) -> None:
+    engine = Engine("ours", asynchronous=asynchronous, groups=groups, budget=64)
+    engine.generate("first", 6)
+    engine.run(20)
+    release = hold(engine, means)
+    engine.generate("held", 20)
+    engine.run(5)
+    assert engine.finished["held"] == []
+    release()
+    engine.run(20)
+    assert engine.finished["held"] == [FinishReason.LENGTH]
+    assert engine.tokens["held"] == 3
+
+
+@pytest.mark.parametrize("replaced", ["scheduler", "class"])
+def test_a_request_may_be_served_by_code_of_others(
+    replaced: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that exceeds the cache is left to a function that is not vLLM's."""
+    engine = Engine("ours", blocks=6, budget=64)
+    manager = engine.scheduler.kv_cache_manager
+    allocate = manager.allocate_slots
+    owner = manager if replaced == "scheduler" else type(manager)
+
+    def own(*arguments: Any, **options: Any) -> Any:
+        return allocate(*arguments[-2:], **options)
+
+    monkeypatch.setattr(owner, "allocate_slots", own, raising=False)
+    engine.generate("long", 22)
+    engine.run(20)
+    assert engine.finished["long"] == []
 
 
 @MODES

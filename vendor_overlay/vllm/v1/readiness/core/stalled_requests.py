@@ -9,9 +9,10 @@ position. Other requests that cannot be served are refused:
 - a turn that extends a streaming session to max_model_len or beyond, which stalls or ends the
   engine, ends with the finish reason "length"; the session continues without the turn;
 - a prompt of max_model_len tokens that has bypassed the front end's check ends with "error";
-- if a step schedules nothing although no step is in flight and all KV blocks are available, no
-  later step can differ. The request that blocks the others ends with "error", unless it is a
-  streaming session.
+- if no step is in flight and none can be scheduled, the request that the others wait for ends with
+  "error" if it can never be computed: it has more tokens than the whole KV cache, or chunks that
+  the configuration limits to less than a block of a model with aligned Mamba states. A request that
+  is held back by anything else (a pause, a plugin, a scheduler class, blocks of others) waits.
 
 With the priority policy, a preempted request that precedes the request being scheduled, and is not
 scheduled itself, makes 0.22.0 skip the next request (https://github.com/vllm-project/vllm/issues/49097).
@@ -25,10 +26,14 @@ Here no request is skipped.
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.get_num_unfinished_requests
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.finish_requests
 
+from inspect import getmembers, isfunction
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
+from vllm.utils.math_utils import cdiv
 from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import subclasses, switch
@@ -53,21 +58,23 @@ class _Stalls:
     Attributes:
         on: whether the fix is on, and the scheduler has all seams.
         newest: the newest step with tokens, until it arrives.
+        threshold: the configured maximum of tokens in a chunk of a prompt; 0 for none.
         stalled: the request that blocks all others, if any.
         refused: outputs of refused requests and turns, each with its client index.
     """
 
-    def __init__(self, kind: "type[Scheduler]") -> None:
+    def __init__(self, scheduler: "Scheduler") -> None:
         self.on = registry.STALLED_REQUESTS in switch.enabled() and all(
-            subclasses.ends_in_seam(kind, method) for method in _METHODS
+            subclasses.ends_in_seam(type(scheduler), method) for method in _METHODS
         )
+        self.threshold = scheduler.scheduler_config.long_prefill_token_threshold
         self.newest: SchedulerOutput | None = None
         self.stalled: Request | None = None
         self.refused: list[tuple[int, EngineCoreOutput]] = []
 
 
 def _of(scheduler: "Scheduler") -> _Stalls:
-    return subclasses.remembered(scheduler, _ATTRIBUTE, lambda: _Stalls(type(scheduler)))
+    return subclasses.remembered(scheduler, _ATTRIBUTE, lambda: _Stalls(scheduler))
 
 
 def most_tokens(scheduler: "Scheduler", request: "Request", most: int) -> int:
@@ -156,25 +163,61 @@ def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
 
 
 def _stalled(scheduler: "Scheduler") -> "Request | None":
-    """Return the request that blocks all others while no step is in flight; None if none does.
+    """Return the request at the head of the queue if it can never be computed; else None.
 
-    A waiting session keeps its blocks until it ends, and the blocked request may fit then. A
-    session itself is left to its client, whose input the engine cannot end.
+    A connector's tokens, a session's next turn and code that is not vLLM's may change its needs.
     """
-    if any(each.num_computed_tokens for each in (*scheduler.waiting, *scheduler.skipped_waiting)):
+    queue = scheduler._select_waiting_queue_for_scheduling()
+    if scheduler.running or scheduler.connector is not None or not queue:
         return None
-    request: Request | None = None
-    if scheduler.running:
-        request = scheduler.running[-1]
-    elif scheduler.connector is None and (
-        queue := scheduler._select_waiting_queue_for_scheduling()
+    request = queue.peek_request()
+    # A status that blocks a request can end; a request with computed tokens holds blocks.
+    waits = request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+    if not waits or request.num_computed_tokens or request.pooling_params or request.resumable:
+        return None
+    fits = _fits(scheduler, request) or not _all_vllms(scheduler)
+    return None if fits else request
+
+
+def _fits(scheduler: "Scheduler", request: "Request") -> bool:
+    """Return whether a request without computed tokens could be computed if it were alone."""
+    manager = scheduler.kv_cache_manager
+    # Other groups of layers, which need further blocks, may free them behind a window.
+    needed = sum(
+        cdiv(request.num_tokens, group.block_size)
+        for group in manager.coordinator.single_type_managers
+        if type(group) is FullAttentionManager
+    )
+    if needed > manager.block_pool.num_gpu_blocks - 1:  # one is the null block
+        return False
+    config = scheduler.scheduler_config
+    reordered = manager.enable_caching and scheduler.policy == SchedulingPolicy.PRIORITY
+    if (
+        not scheduler.need_mamba_block_aligned_split
+        or config.long_prefill_token_threshold != _of(scheduler).threshold
+        or reordered  # a later request may precede this one, and leave its prefix in the cache
     ):
-        request = queue.peek_request()
-        if request.status not in (RequestStatus.WAITING, RequestStatus.PREEMPTED):
-            return None  # becomes ready later
-    if request is None or request.pooling_params is not None or request.resumable:
-        return None
-    return request
+        return True
+    chunk = max(config.max_num_batched_tokens, scheduler.max_num_scheduled_tokens)
+    chunk = min(chunk, config.long_prefill_token_threshold or chunk, request.num_tokens)
+    cached = 0
+    if manager.enable_caching and not request.skip_reading_prefix_cache:
+        _, cached = manager.coordinator.find_longest_cache_hit(
+            request.block_hashes, request.num_tokens - 1
+        )
+    chunk = min(chunk, request.num_tokens - cached)
+    return scheduler._mamba_block_aligned_split(request, chunk, cached) > 0
+
+
+def _all_vllms(scheduler: "Scheduler") -> bool:
+    """Return whether no class or function that decides what is scheduled is another's."""
+    manager = scheduler.kv_cache_manager
+    owners = scheduler, manager, manager.coordinator, manager.block_pool
+    return all(
+        type(owner).__module__.startswith("vllm.")
+        and subclasses.all_vllms(owner, dict(getmembers(type(owner), isfunction)))
+        for owner in owners
+    )
 
 
 def finish(
@@ -196,9 +239,9 @@ def finish(
     if request is None or stalls.newest is not None or request.is_finished():
         return
     logger.error(
-        "Readiness overlay: ending request %s because it can never be scheduled "
-        "(%d of %d tokens computed).",
-        *(request.request_id, request.num_computed_tokens, request.num_tokens),
+        "Readiness overlay: ending request %s, because its %d tokens can never be computed with "
+        "this KV cache and this configuration.",
+        *(request.request_id, request.num_tokens),
     )
     scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
     outputs.setdefault(request.client_index, []).append(
