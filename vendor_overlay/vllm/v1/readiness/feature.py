@@ -69,7 +69,7 @@ class Feature:
 
     @classmethod
     def make(cls, live: "Live") -> "Self | None":
-        """Create the feature after the features it needs; None if it does not apply."""
+        """Create the feature after those sorted before it; None if it does not apply."""
         return cls(live.batch)
 
     # At start-up

@@ -258,7 +258,7 @@ def without(names: Iterable[str], on: frozenset[str]) -> frozenset[str]:
 
 
 def classes(on: Iterable[str]) -> Iterator[type[Any]]:
-    """Import and yield the classes that a live batch instantiates for enabled words, in order."""
+    """Import and yield a live batch's classes for enabled words, sorted by needs and before."""
     graph: dict[str, set[str]] = {name: {*word.needs} for name, word in WORDS.items()}
     for word in WORDS.values():
         for later in word.before:
