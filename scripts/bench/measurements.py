@@ -25,6 +25,7 @@ from bench.harness.installations import ROOT
 from bench.results import slices
 from bench.results.markdown import markdown, number, pipes, ratio
 from bench.results.run_file import Json, load
+from bench.results.settings import settings_of
 from bench.results.slices import Comparison, Group, loss
 
 TEMPLATE = ROOT / "scripts" / "bench" / "measurements.md"
@@ -94,12 +95,13 @@ class Page:
                 shown = [number(compared[0].first), number(compared[0].second)]
                 shown += [ratio(compared[0]) + _between(compared[0])]
                 shown += [ratio(each) for each in compared[1:]]
-                about = [_link(name)] * (len(runs) > 1) + [group[1]]
+                engine = str(settings_of(self.runs[name], group)[0]) if len(runs) > 1 else ""
+                about = [_link(name), engine] * (len(runs) > 1) + [group[1]]
                 about += ["/".join(group[2])] * (len(pairs) > 1)
                 worst = loss(figures[0], compared[0].ratio) if compared[0].ratio else 0.0
                 rows.append((worst, [*about, *shown]))
         rows.sort(key=lambda row: row[0], reverse=True)
-        head = ["run"] * (len(runs) > 1) + ["case"] + ["sides"] * (len(pairs) > 1)
+        head = ["run", "engine"] * (len(runs) > 1) + ["case"] + ["sides"] * (len(pairs) > 1)
         one, other = pairs[0].split("/") if len(pairs) == 1 else ("first", "second")
         head += [f"{figures[0]}: {one}", other, "ratio", *figures[1:]]
         texts = len(head) - 2 - len(figures)

@@ -112,7 +112,8 @@ def starts(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[St
                 }
                 usual = engine.graphs if args.gpus else ["none"]
                 for graphs in args.graphs or usual if cases and not unsupported else ():
-                    about = f"{name} {graphs}{' thinking' * thinking}"
+                    ranks = settings.get("gpus", 1)
+                    about = f"{name} {graphs}{' thinking' * thinking}{f' TP={ranks}' * (ranks > 1)}"
                     own = {**settings, "engine": name, "graphs": graphs, "thinking": thinking}
                     yield Start(about, (first, second), cases, own)
 
