@@ -129,6 +129,7 @@ def sandbox(tmp_path: Path) -> Sandbox:
     )
     for folder in (root / ".venv", tmp_path / "venv"):
         (folder / "bin" / "vllm").symlink_to(programs / "vllm")
+    (root / "server.log").touch()
     paths = {
         "/opt/venv/lib/python3.12/site-packages": str(library(tmp_path / "venv")),
         "/opt/venv": str(tmp_path / "venv"),
@@ -294,6 +295,48 @@ def test_the_flags_of_the_benchmark_are_its_program_s() -> None:
     text = subprocess.check_output(command, cwd=REPO / "scripts", text=True)
     for flag in table("docs/benchmark.md", "flag, in `ARGS='...'`"):
         assert flag.split()[0] in text
+
+
+#: The log of a server to the line that README's command prints; None: there is no such file.
+LOGS = {
+    "missing": (None, ""),
+    "empty": ("", ""),
+    "without lines of level INFO": ("WARNING [envs.py:1] Unknown variable\n", ""),
+    "V1": ("INFO [gpu_model_runner.py:5037] Starting to load model /model...\n", "V1 serves\n"),
+    "V2": ("INFO [gpu_worker.py:289] Using V2 Model Runner\n", "V2 serves\n"),
+    "started again": ("Using V2 Model Runner\nStarting to load model m...\n", "V1 serves\n"),
+    "of two ranks": ("Starting to load model m...\n" * 2, "V1 serves\n"),
+}
+
+
+@pytest.mark.parametrize("case", LOGS)
+def test_the_check_of_a_log_names_the_runner(case: str, tmp_path: Path) -> None:
+    (command,) = (text for text in blocks(BY_NAME["README.md"], "sh") if "server.log" in text)
+    log, expected = LOGS[case]
+    if log is not None:
+        (tmp_path / "server.log").write_text(log)
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == expected
+
+
+def test_vllm_logs_the_lines_that_name_the_runner() -> None:
+    """Each is logged under one of the runners, on GPUs and CPUs."""
+    workers = UPSTREAM / "vllm/v1/worker"
+    names = {
+        line: {
+            str(file.relative_to(workers))
+            for file in workers.rglob("*.py")
+            if f'"{line}' in file.read_text()
+        }
+        for line in ("Starting to load model ", "Using V2 Model Runner")
+    }
+    assert names["Starting to load model "] == {"gpu_model_runner.py", "cpu_model_runner.py"}
+    assert names["Using V2 Model Runner"] == {"gpu_worker.py", "xpu_worker.py"}
+    for file in names["Using V2 Model Runner"]:
+        above = (workers / file).read_text().partition('"Using V2 Model Runner"')[0]
+        assert "if self.use_v2_model_runner:" in above.splitlines()[-2]
 
 
 def test_readme_is_short() -> None:
