@@ -52,7 +52,7 @@ def test_the_summary_is_up_to_date_and_short() -> None:
     lines = measurements.PAGE.read_text().splitlines()
     assert len(lines) <= 200
     headings = [line for line in lines if line.startswith("## ")]
-    assert headings[:2] == ["## Method", "## Traffic"]
+    assert headings[:3] == ["## Method", "## Through HTTP", "## Traffic"]
 
 
 @pytest.fixture

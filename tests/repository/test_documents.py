@@ -339,6 +339,23 @@ def test_vllm_logs_the_lines_that_name_the_runner() -> None:
         assert "if self.use_v2_model_runner:" in above.splitlines()[-2]
 
 
+@pytest.mark.parametrize(
+    ("bullet", "name", "heading"),
+    [
+        ("Through HTTP", "docs/measurements.md", "## Through HTTP"),
+        ("A cold start", "docs/features.md", "### warm-up"),
+    ],
+)
+def test_the_whole_numbers_of_a_bullet_are_in_its_section(
+    bullet: str, name: str, heading: str
+) -> None:
+    text = BY_NAME["README.md"].read_text().partition(f"\n- **{bullet}**")[2].partition("\n- ")[0]
+    section = BY_NAME[name].read_text().partition(f"\n{heading}\n")[2].partition("\n##")[0]
+    numbers = re.compile(r"(?<![.\w])\d{2,3}(?![.\w])")
+    assert len(numbers.findall(text)) >= 4
+    assert set(numbers.findall(text)) <= set(numbers.findall(section))
+
+
 def test_readme_is_short() -> None:
     assert len(BY_NAME["README.md"].read_text().splitlines()) <= 120
 
