@@ -68,7 +68,7 @@ UPSTREAM = $(if $(WHEEL),--wheel="$$WHEEL",$(TARGET))
 IN_OWN = $(if $(OWN_ENV),$(ENVIRONMENT) serve $(DRY) .venv -- )
 
 .DEFAULT_GOAL := help
-.PHONY: help apply revert status verify doctor diff review rebase vendor edit import-patch refresh dist demo bench-traffic bench bench-serving conformance probe test test-slow lint tools test-environment bench-environment
+.PHONY: help apply revert status verify doctor diff review rebase vendor edit refresh dist demo bench-traffic bench bench-serving conformance probe test test-slow lint tools test-environment bench-environment
 
 help: ## list the targets
 	@echo "The target: VENV=dir, SITE=site-packages dir, PYTHON=interpreter, the active virtual"
@@ -120,9 +120,6 @@ vendor: ## build the vendored copies into vendor_overlay/ (or from WHEEL=file)
 
 edit: ## lay out the series as commits in build/edit (PATCH=name: and begin a new patch)
 	@$(SERIES) edit $(UPSTREAM) $(if $(PATCH),--patch="$$PATCH") $(ARGS)
-
-import-patch: ## make a patch in EXTRA=dir of a diff, FILE=some.diff, as far as it applies
-	@$(SERIES) import-patch --file="$$FILE" --extra="$$EXTRA" $(UPSTREAM) $(ARGS)
 
 refresh: ## write patches/ and VERSION_PIN from build/edit
 	@$(SERIES) refresh $(ARGS)

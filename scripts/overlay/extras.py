@@ -15,15 +15,13 @@ FIELDS = ("Description", "How", "Bug", "Origin", "Forwarded", "Drop-When")
 
 #: Advice for a directory of patches that is none, or that does not fit.
 AGAIN = (
-    "import each patch again for this overlay (make import-patch FILE=some.diff EXTRA=dir), and "
-    "list it once in `series`"
+    "make each patch again for this overlay (`make edit`, `git apply` in build/edit), and list "
+    "it once in `series`"
 )
 
 
 def load(directory: Path, overlay: Overlay) -> list[Patch]:
     """Read ``directory/series`` and the patches that it lists; their names get :data:`EXTRA`.
-
-    ``make import-patch`` writes such a directory.
 
     Raises:
         OverlayError: no patch is listed, a patch cannot be read, its header lacks a field, or it

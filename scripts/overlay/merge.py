@@ -56,12 +56,6 @@ def part(
     )
 
 
-def composed(series: Series, path: str, data: bytes) -> tuple[Hunk, ...]:
-    """Combine all changes of a file to hunks against upstream's bytes ``data``."""
-    names = {name for name, _ in series.changes(path)}
-    return _hunks(_changed(series, names, path, data), (), names)
-
-
 def _changed(
     series: Series, kept: Collection[str], path: str, data: bytes
 ) -> list[tuple[int, Line]]:

@@ -13,7 +13,7 @@ from overlay.errors import Exit, usage
 from overlay.output import escaped
 from overlay.source import Overlay
 
-from series import dist, edit, importing, refresh, upstream
+from series import dist, edit, refresh, upstream
 from series.check import load_unproven
 from series.upstream import Upstream
 
@@ -36,7 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, run, text, reads_upstream in (
         ("vendor", _vendor, "build the vendored copies into vendor_overlay/", True),
         ("edit", _edit, "lay out the series as commits of a git tree in build/edit", True),
-        ("import-patch", _import, "make a patch in --extra of a diff, as far as it applies", True),
         ("refresh", _refresh, "write patches and checksums from build/edit", False),
         ("dist", _dist, "build the reproducible archive and wheel of HEAD in build/dist", True),
     ):
@@ -48,12 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             sub.add_argument(
                 "--patch", action=Once, metavar="NAME", help="begin a patch of this name"
             )
-        elif name == "import-patch":
-            for option, names in (
-                ("--file", "the diff, as git writes it"),
-                ("--extra", "the directory of your own patches"),
-            ):
-                sub.add_argument(option, action=Once, default="", help=names)
     return cli.run(parser, argv)
 
 
@@ -69,33 +62,6 @@ def _edit(args: argparse.Namespace) -> int:
     if args.patch is not None and not args.json and not args.dry_run:
         print("next: change files there; `git commit --all` there begins with the patch's header;")
         print("      then `make refresh` here")
-    return code
-
-
-def _import(args: argparse.Namespace) -> int:
-    for name in ("file", "extra"):
-        if not getattr(args, name):
-            raise usage(
-                f"{name.upper()} is not named",
-                "name the diff and a directory of your own: "
-                "make import-patch FILE=some.diff EXTRA=dir",
-            )
-    overlay = Overlay.load(ROOT)
-    made = importing.import_patch(
-        overlay, _upstream(args, overlay), Path(args.file), Path(args.extra), args.dry_run
-    )
-    if args.json:
-        answer = {"command": args.command, "dry_run": args.dry_run, "files": [str(made.file)]}
-        answer |= {"left_out": made.left_out, "warnings": made.warnings, "empty": made.empty}
-        print(json.dumps(answer))
-        return Exit.DONE
-    for sentence in made.left_out:
-        print(escaped(f"left out  {sentence}"))
-    for sentence in made.warnings:
-        print(escaped(f"warning   {sentence}"))
-    code = _report(args, [str(made.file)])
-    print(f"next: fill in {', '.join(made.empty)} in its header. Origin says where the change is")
-    print("      from, and that you may use it; the tool cannot know that")
     return code
 
 

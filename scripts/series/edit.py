@@ -65,7 +65,7 @@ def edit(
         tree.note_saved(folder, overlay.root)
         if patch_name is not None:
             title = patch_name.replace("-", " ").capitalize()
-            tree.begin_message(folder, skeleton({"Description": title}))
+            tree.begin_message(folder, skeleton(title))
     return [EDIT]
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,15 +11,12 @@ import pytest
 from overlay import cli
 from overlay import words as vocabulary
 from overlay.errors import Exit
-from overlay.installation import locate
 from overlay.patches import Series
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
-from series.importing import import_patch
-from series.upstream import from_installation
 from support import mini
-from support.checkouts import make
-from support.sites import OVERLAY, UPSTREAM, run, snapshot, status
+from support.checkouts import git, make
+from support.sites import OVERLAY, REPO, UPSTREAM, run, snapshot, status
 
 #: Files that our patches change: one that has many, one that a single word serves; and another.
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
@@ -29,6 +27,7 @@ PART = "--leave=vllm/v1/worker/gpu_input_batch.py"
 OTHER = "vllm/logger.py"
 PATCHES = f"{PACKAGE}/provenance/patches"
 STATED = {
+    "Description": "some",
     "How": "by hand",
     "Bug": "none",
     "Origin": "vendor, https://localhost/1\n and more",
@@ -50,18 +49,24 @@ def marked(path: str, text: str) -> bytes:
 
 
 def patch_of(folder: Path, files: dict[str, bytes], before: Callable[[str], bytes] = whole) -> Path:
-    """A directory with a patch, as `make import-patch` writes it, and as its user completes it."""
-    diff = folder.parent / "some.diff"
-    diff.write_bytes(
-        b"".join(mini.unified(path, before(path), data, 3) for path, data in files.items())
-    )
-    upstream = from_installation(locate(site=str(UPSTREAM)), OVERLAY)
-    made = import_patch(OVERLAY, upstream, diff, folder, dry_run=False)
-    assert made.left_out == []
-    text = made.file.read_text()
-    for name, value in STATED.items():
-        text = text.replace(f"\n{name}:\n", f"\n{name}: {value}\n")
-    made.file.write_text(text)
+    """A directory with one more patch, made of git's diff as docs/operations.md says."""
+    tree = folder.parent / "edit"
+    for path in files:
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_bytes(before(path))
+    git(tree, "init", "--quiet")
+    git(tree, "add", "--all")
+    for path, data in files.items():
+        (tree / path).write_bytes(data)
+    said = (REPO / "docs" / "operations.md").read_text()
+    (command,) = [line for line in said.splitlines() if line.startswith("git diff -U0 ")]
+    change = subprocess.run(["sh", "-c", command], cwd=tree, check=True, capture_output=True).stdout
+    folder.mkdir(exist_ok=True)
+    name = f"{len([*folder.glob('*.patch')]) + 1:04}-some.patch"
+    header = "".join(f"{field}: {text}\n" for field, text in STATED.items())
+    (folder / name).write_bytes(f"{header}\n".encode() + change)
+    with (folder / "series").open("a") as series:
+        series.write(f"{name}\n")
     return folder
 
 

@@ -12,11 +12,10 @@ from overlay import cli
 from overlay import pin as pins
 from overlay.errors import Exit, OverlayError
 from overlay.installation import locate
-from overlay.merge import composed
+from overlay.merge import part
 from overlay.patches import Series, header_fields, parse
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
-from series import diffs, places
 from series.check import load_unproven
 from support import mini
 
@@ -30,18 +29,13 @@ PATCH = (
     )
 )
 DIGITS = b"9" * 4301
-MAIL = (
-    b"From 0123456789abcdef Mon Sep 17 00:00:00 2001\nFrom: A <a@localhost>\n"
-    b"Subject: [PATCH] x\nContent-Type: text/plain; charset=UTF-8\n\ntext\n---\n"
-    b"diff --git a/vllm/one.py b/vllm/one.py\nindex 0000000..1111111 100644\n"
-) + mini.unified("vllm/one.py", mini.PRISTINE["vllm/one.py"], mini.OVERLAID["vllm/one.py"], 3)
 #: What damage puts in place of some bytes.
 PIECES = st.one_of(
     st.binary(max_size=6),
     st.sampled_from(
         [
             *(DIGITS, b"-" + DIGITS, b"0", b"9999999", b"9" * 11, b"\0", b"\xff", b"\n", b"\r"),
-            *(b"[" * 5000, b"=?utf-8?q?=?=", b"=?x?b?A?=", b"From: <", b"Content-Type: text; ="),
+            b"[" * 5000,
             *(b"@@ -1 +1 @@\n", b"--- a/vllm/one.py\n+++ b/vllm/one.py\n", b"\\ No newline\n"),
         ]
     ),
@@ -68,37 +62,9 @@ def test_patches(data: bytes) -> None:
         patch = parse("p.patch", data)
         header_fields(patch.header)
         for path, text in mini.PRISTINE.items():
-            composed(Series([patch]), path, text)
+            part(Series([patch]), {patch.name}, [path], mini.PRISTINE.__getitem__)
             Series([patch]).apply(path, text)
             Series([patch]).reverse(path, text)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.one_of(damaged(MAIL), st.binary(max_size=60)))
-def test_diffs(data: bytes) -> None:
-    with contextlib.suppress(OverlayError):
-        for file in diffs.read(data, "some.diff").files:
-            assert file.obstacle is None or file.obstacle
-            text = mini.PRISTINE["vllm/one.py"]
-            for changes in (None, ()):
-                places.apply(file.hunks, text, text, changes)
-
-
-TOKENS = (b"=?utf-8?q?", b"=?x?b?", b"?=", *(bytes([c]) for c in b'<>@,;:()"[]a =\\\t\xe9\0'))
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    headers=st.lists(st.lists(st.sampled_from(TOKENS), max_size=9).map(b"".join), min_size=3),
-    name=st.sampled_from([b"Content-Type", b"Content-Transfer-Encoding", b"To"]),
-)
-def test_mails(headers: list[bytes], name: bytes) -> None:
-    """Whose headers need not be well-formed, for the diff is what is asked for."""
-    fields = zip((b"From", b"Subject", name), headers, strict=False)
-    head = b"".join(b"%s: %s\n" % field for field in fields)
-    diff = b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"
-    found = diffs.read(b"From 0123456789abcdef Mon\n" + head + b"\ntext\n---\n" + diff, "x")
-    assert len(found.files) == 1
 
 
 @settings(max_examples=300, deadline=None)

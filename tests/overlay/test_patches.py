@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from overlay.errors import Exit, OverlayError
-from overlay.merge import composed
 from overlay.patches import FilePatch, Hunk, Patch, Series, dumps, parse
 from series.commits import bare
 from support.mini import unified
-from support.sites import OVERLAY, UPSTREAM
 
 LINES = st.lists(st.sampled_from(["", "a", "b", "  c", "-- d", "++ e", "@@ -1 +1 @@", "\\ f"]))
 
@@ -48,13 +46,6 @@ def test_git_agrees(tmp_path_factory: pytest.TempPathFactory, old: bytes, new: b
     diff = subprocess.run(command, cwd=folder, capture_output=True, check=False).stdout
     changed = parse("p.patch", b"".join(bare(diff, lambda _: new)))
     assert changed.files[0].apply(old, "p.patch") == new
-
-
-@pytest.mark.parametrize("path", OVERLAY.targets)
-def test_all_changes_of_a_file_are_hunks_against_upstream_s(path: str) -> None:
-    data = (UPSTREAM / path).read_bytes()
-    hunks = composed(OVERLAY.series, path, data)
-    assert FilePatch(path, hunks).apply(data, "all") == OVERLAY.overlaid_bytes(path, data)
 
 
 def test_a_hunk_names_the_function_or_class_that_it_is_in() -> None:

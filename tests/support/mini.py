@@ -35,11 +35,11 @@ ALL_ONE: Mapping[str, str] = MappingProxyType({})
 HEADER = "".join(f"{name}: text\n" for name in FIELDS)
 
 
-def unified(path: str, old: bytes, new: bytes, context: int = 0) -> bytes:
-    """A diff; without context lines if none are asked for."""
+def unified(path: str, old: bytes, new: bytes) -> bytes:
+    """A diff without context lines."""
     before, after = (data.decode().splitlines(keepends=True) for data in (old, new))
     text = ""
-    for line in difflib.unified_diff(before, after, f"a/{path}", f"b/{path}", n=context):
+    for line in difflib.unified_diff(before, after, f"a/{path}", f"b/{path}", n=0):
         text += line if line.endswith("\n") else line + "\n\\ No newline at end of file\n"
     return text.encode()
 
