@@ -1,14 +1,16 @@
 """Compile the changed modules, and find their bytecode.
 
-Python validates a ``.pyc`` by its source's mtime and size, or by its source's hash. It does not
-validate unchecked hash-based files (PEP 552): these would keep running the old module.
+Python validates a ``.pyc`` by its source's mtime and size, or by its source's hash; unchecked
+hash-based files (PEP 552) not at all. It never validates the code behind this header.
 """
 
 from __future__ import annotations
 
 import _imp
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from overlay.errors import denied, usage
@@ -47,6 +49,55 @@ os.write(1, {MARK!r} + json.dumps([names, error, refused]).encode() + b"\\n")
 """
 
 
+#: Program that compares bytecode with its source: answers with the files that this interpreter
+#: would run although their code differs. Line tables do not count: -X no_debug_ranges shortens
+#: them. Damaged bytecode may crash marshal, so the answer names a file before it is loaded, and
+#: may name sizes that fill the memory, so the process has a limit of 2 GiB.
+_COMPARE = f"""
+import sys
+sys.path = [path for path in sys.path if path]
+import importlib.util, json, marshal, os, resource, types
+_, most = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (min(most, 1 << 31) if most > 0 else 1 << 31, most))
+def runs(head, source, data):
+    flags = int.from_bytes(head[4:8], "little")
+    if len(head) < 16 or head[:4] != importlib.util.MAGIC_NUMBER or flags & ~3:
+        return False
+    if flags & 1:
+        return not flags & 2 or head[8:] == importlib.util.source_hash(data)
+    facts = int(os.stat(source).st_mtime), len(data)
+    return head[8:] == b"".join((n & 0xFFFFFFFF).to_bytes(4, "little") for n in facts)
+def bare(code):
+    inner = (bare(c) if isinstance(c, types.CodeType) else c for c in code.co_consts)
+    return code.replace(co_linetable=b"", co_consts=tuple(inner))
+def differs(pyc, code):
+    try:
+        found = marshal.loads(pyc)
+        return found != code and bare(found) != bare(code)
+    except (EOFError, ValueError, TypeError, AttributeError, MemoryError, RecursionError):
+        return True
+def say(paths):
+    os.write(1, {MARK!r} + json.dumps(paths).encode() + b"\\n")
+false = []
+for source in json.load(sys.stdin):
+    for level in ("", 1, 2, 3):
+        path = importlib.util.cache_from_source(source, optimization=level)
+        try:
+            with open(path, "rb") as pyc, open(source, "rb") as text:
+                head, code, data = pyc.read(16), pyc.read(), text.read()
+        except OSError:
+            continue
+        if runs(head, source, data):
+            expected = compile(data, source, "exec", dont_inherit=True, optimize=min(level or 0, 2))
+            if code != marshal.dumps(expected):
+                say(false + [path])
+                if differs(code, expected):
+                    false.append(path)
+                say(None)
+say(false)
+"""
+
+
 def cached(source: Path) -> list[Path]:
     """Return the bytecode files of ``source``, for all interpreters and optimisation levels."""
     folder = source.parent / "__pycache__"
@@ -73,6 +124,25 @@ def stale(source: Path, data: bytes) -> list[Path]:
         if start[8:] != _imp.source_hash(magic, data):
             unchecked.append(pyc)
     return unchecked
+
+
+def false(interpreter: Path | None, sources: Iterable[Path]) -> list[Path]:
+    """Return the bytecode that Python would run although its code is not that of its source.
+
+    The target's interpreter compares, or without one the interpreter of this process. Bytecode of
+    other versions of Python is not compared.
+
+    Raises:
+        OverlayError: the interpreter does not answer in time.
+    """
+    modules = [str(source) for source in sources if cached(source)]
+    pythons = [interpreter] if interpreter else []
+    for python in [*pythons, Path(sys.executable)] if modules else []:
+        with suppress(NoAnswer):
+            paths = answer(python, _COMPARE, "-I", "-S", request=modules)
+            if paths is not None:
+                return [Path(path) for path in paths]
+    return []
 
 
 def compile_modules(interpreter: Path, sources: Mapping[Path, Path], lock: int) -> list[Path]:

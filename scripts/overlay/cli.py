@@ -236,8 +236,10 @@ def _files(inspection: Inspection, compared: Inspection, every: bool) -> None:
             _say(f"            next: {error.next_step}")
     if compared.record and (every or compared.record is not usual):
         _say(f"  {compared.record.value:<9} RECORD")
-    for path in (*compared.leftovers, *compared.stale):
+    for path in compared.leftovers:
         _say(f"  left over {path}")
+    for path in compared.stale:
+        _say(f"  not the bytecode of its source: {path}")
 
 
 def _verify(args: argparse.Namespace) -> int:

@@ -92,6 +92,7 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
             if inspection.state is State.OVERLAID:
                 return Outcome(inspection, notes=["nothing to do: already overlaid", *notes])
             changed = [f.path for f in inspection.files if f.state is not State.OVERLAID]
+            changed += [os.path.relpath(pyc, installation.site) for pyc in inspection.stale]
         if installation.interpreter is None:
             notes.append("no interpreter found: the first import compiles the bytecode")
         if installation.record is None:
@@ -134,6 +135,7 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
                 return Outcome(inspection, notes=["nothing to do: already pristine"])
         source = installed or inspection
         changed = [f.path for f in source.files if f.state is State.OVERLAID]
+        changed += [os.path.relpath(pyc, installation.site) for pyc in source.stale]
         refuse_unwritable(source, changed, options.force)
         if options.dry_run:
             for path in source.overlay.targets:
@@ -160,6 +162,9 @@ def problem(inspection: Inspection, want_overlaid: bool) -> OverlayError | None:
     if inspection.state is State.PARTIAL:
         code, reason = Exit.PARTIAL, "a run was interrupted"
         next_step = f"{laying(inspection)} completes it, `revert` undoes it"
+        if inspection.stale:
+            reason = f"{inspection.stale[0]} is not the bytecode of its source"
+            next_step = f"{laying(inspection)} compiles it again, `revert` removes both"
     elif inspection.state is State.PRISTINE and want_overlaid:
         code, reason = Exit.PRISTINE, "the overlay is not applied"
         next_step = f"run {laying(inspection)}"

@@ -27,7 +27,7 @@ class Exit(enum.IntEnum):
     ABSENT = 3, "no vLLM, or one that cannot be overlaid (editable, source checkout, ambiguous)"
     RELEASE = 4, "a vLLM of another release"
     FOREIGN = 5, "a file is neither upstream's nor this version's"
-    PARTIAL = 6, "partial: a run was interrupted; apply or revert completes it"
+    PARTIAL = 6, "partial: an interrupted run, or bytecode of other code; apply or revert mends it"
     BUSY = 7, "busy: another run holds the lock, or a process serves from the installation"
     DENIED = 8, "not permitted, read-only, or no space"
     PRISTINE = 9, "verify and exec only: vLLM is installed without the overlay"

@@ -62,7 +62,7 @@ class Inspection:
         files: every file of the overlay, sorted by path.
         record: the state of RECORD, or None without one.
         leftovers: staged files of a killed run, and our own directory if it is empty.
-        stale: bytecode that would run instead of its source.
+        stale: bytecode that Python would run although it is not that of its source.
         asked: the options of `apply` for the part selected by options; None without options.
     """
 
@@ -287,10 +287,15 @@ def _inspect_leftovers(inspection: Inspection) -> None:
     added = [f for f in inspection.files if f.path.startswith(PACKAGE + "/")]
     if os.path.lexists(site / PACKAGE) and all(f.state is State.PRISTINE for f in added):
         inspection.leftovers.append(PACKAGE)
-    for file in inspection.files:
-        if file.path.endswith(".py") and file.data is not None:
-            pycs = bytecode.stale(site / file.path, file.data)
-            inspection.stale += [str(pyc) for pyc in pycs]
+    modules = {
+        site / file.path: file.data
+        for file in inspection.files
+        if file.path.endswith(".py") and file.data is not None
+    }
+    pycs = {pyc for path, data in modules.items() for pyc in bytecode.stale(path, data)}
+    if not inspection.foreign_files:
+        pycs.update(bytecode.false(inspection.installation.interpreter, modules))
+    inspection.stale += sorted(map(str, pycs))
 
 
 def _inspect_record(inspection: Inspection, path: Path) -> None:
