@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlay.errors import OverlayError, usage
+from overlay.errors import Exit, OverlayError, usage
 
 #: Mark before the answer on stdout: sitecustomize, .pth files and wrappers may also print there.
 MARK = b"\nreadiness-overlay answers: "
@@ -32,6 +33,8 @@ answer = dict(version="%d.%d" % sys.version_info[:2] + free,
               own=[sys.prefix] if derived else site.getsitepackages() + users)
 os.write(1, {MARK!r} + json.dumps(answer).encode() + b"\\n")
 """
+#: Longest wait for an answer, in seconds: the modules compile in two.
+LIMIT = 120.0
 #: PYTHON variables that are passed on, because they control the user site directory.
 _KEPT = ("PYTHONUSERBASE", "PYTHONNOUSERSITE")
 
@@ -56,6 +59,18 @@ class Interpreter:
     own: list[Path]
 
 
+class Hung(OverlayError):
+    """An interpreter did not answer within :data:`LIMIT`; its processes were ended."""
+
+    def __init__(self, interpreter: Path) -> None:
+        super().__init__(
+            Exit.USAGE,
+            f"gave no answer within {LIMIT:g} s",
+            subject=interpreter,
+            next_step="end or mend what it waits for, or name another interpreter with --python=",
+        )
+
+
 class NoAnswer(Exception):
     """A program ended without an answer; the message is its stderr or exit status."""
 
@@ -78,29 +93,40 @@ def answer(
 
     Raises:
         NoAnswer: the interpreter does not run, or the program wrote no valid answer.
+        Hung: it did not end in time.
     """
     # Pass on this process's -B as a flag, because -I ignores PYTHONDONTWRITEBYTECODE.
     quiet = ["-B"] if sys.dont_write_bytecode else []
     command = [str(interpreter), *quiet, *flags, "-c", program]
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith("PYTHON")}
     try:
-        child = subprocess.run(
+        child = subprocess.Popen(
             command,
-            input=json.dumps(request).encode(),
-            capture_output=True,
-            check=False,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             # Before 3.11, marshal writes sets in hash order; -I would ignore the variable.
             env=kept | {"PYTHONHASHSEED": "0"},
             pass_fds=inherited,
+            start_new_session=True,
         )
     except OSError as error:
         raise NoAnswer(error.strerror) from None
-    _, mark, end = child.stdout.rpartition(MARK)
+    with child:
+        try:
+            out, errors = child.communicate(json.dumps(request).encode(), LIMIT)
+        except subprocess.TimeoutExpired:
+            raise Hung(interpreter) from None
+        finally:
+            # A wrapper's children may hold the lock.
+            if child.returncode is None:
+                os.killpg(child.pid, signal.SIGKILL)
+    _, mark, end = out.rpartition(MARK)
     with contextlib.suppress(ValueError, RecursionError):  # A truncated or forged answer.
         if mark:
             return json.loads(end.partition(b"\n")[0])
     status = f"exit status {child.returncode}" if child.returncode else "it wrote no answer"
-    raise NoAnswer(child.stderr.decode(errors="replace").strip() or status)
+    raise NoAnswer(errors.decode(errors="replace").strip() or status)
 
 
 def ask(executable: Path, *flags: str) -> Interpreter:
@@ -154,6 +180,8 @@ def for_directory(site: Path, executable: Path) -> Path:
     """
     try:
         asked = ask(executable, "-I", "-S")
+    except Hung:
+        raise
     except OverlayError:
         return executable  # Not an error: most reverts compile nothing, and need no interpreter.
     layout = _LAYOUT.search(str(site.absolute())) or _LAYOUT.search(str(site.resolve()))

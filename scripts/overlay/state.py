@@ -14,6 +14,7 @@ from overlay import pin as pins
 from overlay.errors import OverlayError, denied
 from overlay.files import STAGED, head, odd, read, staged_in
 from overlay.installation import Installation
+from overlay.interpreter import Hung
 from overlay.pin import PACKAGE, sha256
 from overlay.source import MARK, PIN, PROVENANCE, Overlay
 
@@ -122,6 +123,8 @@ class Inspection:
             if not known.items() >= overlay.pin.upstream.items():
                 return None
             installed = inspect(self.installation, overlay)
+        except Hung:
+            raise
         except OverlayError:
             return None  # A damaged provenance: the installation stays foreign.
         _require_patches(installed)

@@ -1,5 +1,6 @@
 """apply, revert, status and verify on the real files."""
 
+import contextlib
 import importlib.util
 import json
 import marshal
@@ -10,11 +11,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from overlay import cli, refusal
+from overlay import cli, interpreter, refusal
 from overlay.errors import Exit, OverlayError
 from overlay.install import exclusive
 from overlay.interpreter import MARK
@@ -272,6 +274,34 @@ def test_an_interpreter_that_cannot_compile_is_refused(site: Path, tmp_path: Pat
         assert message in refused.stderr
         assert code is not Exit.USAGE or str(broken) in refused.stderr
         assert snapshot(site, bytecode=True) == before
+
+
+def wait_for_end(pid: str) -> None:
+    """Wait until a process has ended; a zombie has."""
+    end = time.monotonic() + 60
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while Path("/proc", pid, "cmdline").read_bytes():
+            assert time.monotonic() < end, f"process {pid} is alive"
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("command", ["verify", "apply", "revert", "doctor"])
+def test_an_interpreter_that_never_answers_is_named(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """It is ended with its children, which would keep the lock."""
+    run("apply", "--site", site, "--python", sys.executable)
+    before = snapshot(site, bytecode=True)
+    hangs = sites.script(tmp_path / "python", f"sleep 1000 & echo $! > {tmp_path}/pid; wait")
+    for target in (["--python", hangs], ["--site", site, "--python", hangs]):
+        with monkeypatch.context() as patch:
+            patch.setattr(interpreter, "LIMIT", 1.0)
+            done = run(command, *target, code=Exit.USAGE)
+        assert f"{hangs}: gave no answer within 1 s" in done.stderr
+        assert "--python=" in done.stderr
+        wait_for_end((tmp_path / "pid").read_text().strip())
+    assert snapshot(site, bytecode=True) == before
+    assert run("revert", "--site", site).returncode == Exit.DONE
 
 
 def test_four_at_once_end_with_one(site: Path) -> None:
