@@ -22,29 +22,33 @@ _UNCHECKED = b"\1\0\0\0"
 
 #: Program for the target's interpreter: compiles each staged source under the final file's name.
 #: The rename keeps the staged file's mtime, so the bytecode stays valid. With SOURCE_DATE_EPOCH,
-#: py_compile stores the source's hash instead of its mtime: every build has the same bytes, even
-#: if the builder sets all mtimes.
+#: as in py_compile, the header has the source's hash instead of its mtime: every build has the
+#: same bytes, even if the builder sets all mtimes. py_compile itself hides a full disk before 3.13.
 _COMPILE = f"""
 import sys
 sys.path = [path for path in sys.path if path]  # The empty entry is the current directory.
-import importlib.util, json, marshal, os, py_compile
+import importlib.util, json, marshal, os
 names, error, refused = [], None, None
+def header(source, data):
+    if os.environ.get("SOURCE_DATE_EPOCH"):
+        return b"\\3\\0\\0\\0" + importlib.util.source_hash(data)
+    facts = 0, int(os.stat(source).st_mtime), len(data)
+    return b"".join((n & 0xFFFFFFFF).to_bytes(4, "little") for n in facts)
 try:
     for source, final, out in json.load(sys.stdin):
         name = os.path.basename(importlib.util.cache_from_source(final))
+        with open(source, "rb") as text:
+            data = text.read()
         try:
-            py_compile.compile(source, cfile=out + name, dfile=final, doraise=True)
-        except py_compile.PyCompileError as error_in_source:
-            refused = final, str(error_in_source.exc_value)
+            code = compile(data, final, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error_in_source:
+            refused = final, str(error_in_source) or type(error_in_source).__name__
             break
-        with open(out + name, "rb") as pyc:  # Before 3.13, Python ignores a short write.
-            pyc.seek(16)
-            marshal.load(pyc)
+        with open(out + name, "xb") as pyc:
+            pyc.write(importlib.util.MAGIC_NUMBER + header(source, data) + marshal.dumps(code))
         names.append(name)
 except OSError as system:
     error = system.errno, system.strerror or str(system), str(system.filename or out + name)
-except EOFError:
-    error = None, "could not be written whole", out + name
 os.write(1, {MARK!r} + json.dumps([names, error, refused]).encode() + b"\\n")
 """
 
@@ -185,7 +189,6 @@ def compile_modules(interpreter: Path, sources: Mapping[Path, Path], lock: int) 
         )
     if error:
         number, reason, path = error
-        # py_compile writes to a temporary file; report the directory instead.
         path = os.path.dirname(path) if ".pyc" in path else path
         raise denied(OSError(number, reason, path), "nothing was written")
     return [cache / name for cache, name in zip(caches, names, strict=True)]

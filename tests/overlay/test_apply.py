@@ -259,9 +259,9 @@ def test_an_interpreter_that_cannot_compile_is_refused(site: Path, tmp_path: Pat
         (f"touch {litter}; echo 'SyntaxError: no' >&2; exit 1", Exit.USAGE, "SyntaxError: no"),
         (
             # It does not say which Python it is, so it is not replaced by that one.
-            f'case "$*" in *py_compile*) ulimit -f 1; exec {sys.executable} "$@"; esac; exit 3',
+            f'case "$*" in *SOURCE_DATE*) ulimit -f 1; exec {sys.executable} "$@"; esac; exit 3',
             Exit.DENIED,
-            "__pycache__: could not be written whole; nothing was written",
+            "__pycache__: File too large; nothing was written",
         ),
         ("echo a banner", Exit.USAGE, "it wrote no answer"),
         ("echo '[]'", Exit.USAGE, "it wrote no answer"),
@@ -274,6 +274,28 @@ def test_an_interpreter_that_cannot_compile_is_refused(site: Path, tmp_path: Pat
         assert message in refused.stderr
         assert code is not Exit.USAGE or str(broken) in refused.stderr
         assert snapshot(site, bytecode=True) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
+def test_a_disk_that_fills_while_modules_are_compiled_is_named(
+    tmp_path: Path, ours: Overlay
+) -> None:
+    """The modules fit on it, and their bytecode does not."""
+    data = b"X = %r\n" % [n * 7919 for n in range(100_000)]
+    pristine = {**mini.PRISTINE, "vllm/v1/two.py": mini.PRISTINE["vllm/v1/two.py"] + data}
+    overlaid = {**pristine, "vllm/one.py": mini.OVERLAID["vllm/one.py"]}
+    overlaid["vllm/v1/two.py"] = b"# changed\n" + pristine["vllm/v1/two.py"]
+    mini.overlay(ours.root, pristine, overlaid)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with mounts.mounted(disk, "-t", "tmpfs", "tmpfs", "-o", "size=2200k"):
+        mini.install(disk / "site", pristine)
+        before = snapshot(disk / "site")
+        target = ("--site", disk / "site", "--python", sys.executable)
+        done = run("apply", *target, code=Exit.DENIED)
+        assert "__pycache__: No space left on device; nothing was written" in done.stderr
+        assert "free some space" in done.stderr
+        assert snapshot(disk / "site") == before
 
 
 def wait_for_end(pid: str) -> None:
