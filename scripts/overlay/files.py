@@ -112,7 +112,8 @@ def _set(handle: int, path: Path, name: str, value: bytes) -> None:
 def odd(status: os.stat_result) -> str | None:
     """Return a phrase for a file that is not read; None for a regular one of usual size."""
     if stat.S_ISREG(status.st_mode):
-        return f"a file of {status.st_size} bytes" if status.st_size > LARGEST else None
+        too_large = f"a file of {status.st_size} bytes, too large (at most {LARGEST})"
+        return too_large if status.st_size > LARGEST else None
     return "a directory" if stat.S_ISDIR(status.st_mode) else "a special file"
 
 
@@ -171,7 +172,8 @@ def mount_points() -> set[str]:
 
 def _require_regular(path: Path, status: os.stat_result) -> None:
     if word := odd(status):
-        raise OSError(errno.EINVAL, f"is {word}, and not a plain file", str(path))
+        kind = "" if stat.S_ISREG(status.st_mode) else ", and not a plain file"
+        raise OSError(errno.EINVAL, f"is {word}{kind}", str(path))
 
 
 def _open_without_blocking(path: str, flags: int) -> int:

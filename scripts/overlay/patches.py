@@ -23,6 +23,7 @@ SERIES = "series"
 _HUNK = re.compile(
     rb"@@ -(\d{1,6})(?:,(\d{1,6}))? \+(\d{1,6})(?:,(\d{1,6}))? @@(?: ([A-Za-z_]\w*))?\n"
 )
+_TOO_LARGE = re.compile(rb"@@ [-+,\d ]*\d{7}")
 _FILE = re.compile(rb"--- a/(.+)\n\+\+\+ b/\1\n")
 _EXPECTED = (
     "expected '--- a/PATH' and '+++ b/PATH', or a hunk's header that quotes nothing behind the @@"
@@ -159,6 +160,8 @@ def parse(name: str, data: bytes) -> Patch:
             if not (hunk.old or hunk.new) or hunk.old_at < 0 or hunk.new_at < 0:
                 raise damaged("an empty hunk, or one before the file's first line", where)
             changes[path].append(hunk)
+        elif _TOO_LARGE.match(lines[at]):
+            raise damaged("is too large: a hunk's line number or count has over six digits", where)
         else:
             raise damaged(f"{_EXPECTED}, found {lines[at]!r}", where)
     if not changes or not all(changes.values()):

@@ -1,5 +1,6 @@
 """`apply --extra`: patches of the user's own, behind the series or a part of it."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -223,6 +224,18 @@ def test_what_cannot_be_laid_is_named(site: Path, extra: Path, tmp_path: Path, d
     assert run("apply", "--site", site).returncode == Exit.DONE
     refused(site, folder, part)
     assert run("verify", "--site", site).returncode == Exit.DONE
+
+
+@pytest.mark.parametrize("what", ["a file", "a series", "a line"])
+def test_what_is_too_large_is_said_to_be(tmp_path: Path, worded: Overlay, what: str) -> None:
+    site = mini.install(tmp_path / "site")
+    folder = mini.extra(tmp_path / "extra")
+    file = folder / ("series" if what == "a series" else "0001-mine.patch")
+    if what == "a line":
+        file.write_bytes(file.read_bytes().replace(b"@@ -0,0 +1 @@", b"@@ -0,0 +1000000 @@"))
+    else:
+        os.truncate(file, (64 << 20) + 1)
+    refused(site, folder, f"{file.name}", "too large")
 
 
 def test_an_empty_name_is_not_the_current_directory(
