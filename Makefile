@@ -51,6 +51,10 @@ BENCH_TARGET = $(if $(OWN_ENV),--venv $(BENCH_ENV),$(TARGET))
 SAFE = PYTHONSAFEPATH="$${PYTHONSAFEPATH:-make}"
 PACKAGES = env $(SAFE) PYTHONPATH="scripts$${PYTHONPATH:+:$$PYTHONPATH}"
 OVERLAY = $(PACKAGES) $(PY3) -m overlay
+# The same where `make apply` is to be advised if it makes or completes .venv.
+OWN_STATE = $(if $(wildcard .venv),$(if $(wildcard .venv/readiness-overlay.complete),other,$(if \
+  $(wildcard .venv/readiness-overlay.made),incomplete,other)),incomplete)
+ADVISING = $(PACKAGES) $(if $(OWN_ENV),READINESS_OWN_ENV=$(OWN_STATE)) $(PY3) -m overlay
 SERIES = $(PACKAGES) $(PY3) -m series
 ENVIRONMENT = $(PACKAGES) $(PY3) -m environment
 TOOLS = $(PACKAGES) $(TEST_ENV)/bin/python -m
@@ -81,16 +85,16 @@ apply: ## lay the overlay over the target (LEAVE=file: all but what changes it; 
 	@$(IN_OWN)$(OVERLAY) apply $(TARGET) $(CHOICE) $(ARGS)
 
 revert: ## restore upstream's files, byte for byte
-	@$(OVERLAY) revert $(TARGET) $(ARGS)
+	@$(ADVISING) revert $(TARGET) $(ARGS)
 
 status: ## show the state of the installation
-	@$(OVERLAY) status $(TARGET) $(CHOICE) $(ARGS)
+	@$(ADVISING) status $(TARGET) $(CHOICE) $(ARGS)
 
 verify: ## succeed silently if the overlay is whole
-	@$(OVERLAY) verify $(TARGET) $(CHOICE) $(ARGS)
+	@$(ADVISING) verify $(TARGET) $(CHOICE) $(ARGS)
 
 doctor: ## say what is installed there, who uses it, and what apply would do
-	@$(OVERLAY) doctor $(TARGET) $(CHOICE) $(ARGS)
+	@$(ADVISING) doctor $(TARGET) $(CHOICE) $(ARGS)
 
 # Without upstream's files it shows the patches alone, rather than make an environment.
 diff: ## show what the overlay changes, in context

@@ -143,6 +143,12 @@ def installation(args: argparse.Namespace) -> Installation:
     except OverlayError as error:
         if hints.named_by:
             error.next_step += f"; or unset {hints.named_by}"
+        # A gate that names nothing, and finds nothing, has found no vLLM.
+        gate = args.command in ("verify", "exec") and not (prefix or site or python)
+        if error.code is Exit.USAGE and (gate or hints.own_environment()):
+            raise OverlayError(
+                Exit.ABSENT, error.reason, subject=error.subject, next_step=error.next_step
+            ) from None
         raise
 
 
@@ -213,7 +219,8 @@ def _status(args: argparse.Namespace) -> int:
         _say(f"why: {problem.subject}: {problem.reason}")
     if problem and (compared.unknown or compared.state is not State.FOREIGN):
         _say(f"next: {problem.next_step}")
-    if hints.HOME.parent == inspection.installation.site and compared.state is not State.PRISTINE:
+    on = any(file.state is State.OVERLAID for file in compared.files)
+    if on and hints.HOME.parent == inspection.installation.site:
         _say(hints.written(f"note: uninstalling {_NAME} leaves the overlay on: `revert` first"))
     return code
 

@@ -33,6 +33,10 @@ class Exit(enum.IntEnum):
     PRISTINE = 9, "verify and exec only: vLLM is installed without the overlay"
 
 
+#: Codes that name a state of the target.
+_OF_THE_TARGET = (Exit.ABSENT, Exit.RELEASE, Exit.FOREIGN, Exit.PARTIAL, Exit.PRISTINE)
+
+
 class OverlayError(Exception):
     """A refusal or failure, with the next step to take.
 
@@ -61,6 +65,10 @@ class OverlayError(Exception):
         self.expected = expected
         self.found = found
         self.next_step = hints.written(next_step)
+        if hints.own_environment() == "incomplete" and code in _OF_THE_TARGET:
+            self.next_step = "run `make apply`, which makes or completes .venv"
+        elif hints.own_environment() and code is Exit.ABSENT:
+            self.next_step += "; or delete .venv, and run `make apply`, which makes it"
         super().__init__(str(self))
 
     def __str__(self) -> str:

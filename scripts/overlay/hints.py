@@ -6,6 +6,7 @@ Modules write a command between backquotes, without program and target (`apply`)
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -22,6 +23,14 @@ target: list[str] = []
 named_by: str | None = None
 
 _COMMAND = re.compile(r"`(apply|revert|status|verify|doctor|exec|diff)\b([^`]*)`")
+
+
+def own_environment() -> str:
+    """Return the state of the checkout's .venv if make chose it: ``incomplete`` or ``other``.
+
+    `make apply` makes or completes the first. Empty for any other target.
+    """
+    return os.environ.get("READINESS_OWN_ENV", "")
 
 
 def from_wheel() -> bool:

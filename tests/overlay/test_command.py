@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from overlay.errors import Exit
 from support import sites
-from support.sites import small, snapshot
+from support.sites import OVERLAY, small, snapshot
 from support.wheels import ours
 
 ENV = Path(sys.executable).parent
@@ -77,6 +77,30 @@ def test_it_patches_the_environment_that_it_runs_from(tmp_path: Path, file: Path
     assert {name: each for name, each in snapshot(site).items() if name in stock} == stock
 
 
+def test_only_an_overlay_that_is_on_is_said_to_stay(tmp_path: Path, file: Path) -> None:
+    venv = environment(tmp_path / "venv")
+    (site,) = venv.glob("lib/python3*/site-packages")
+    command = install(venv, file)
+    module = site / OVERLAY.targets[0]
+    kept = module.read_bytes()
+    for overlaid in (False, True):
+        if overlaid:
+            assert run(command, "apply").returncode == Exit.DONE
+        module.write_bytes(module.read_bytes() + b"# other\n")
+        status = run(command, "status")
+        assert status.returncode == Exit.FOREIGN
+        assert ("leaves the overlay on" in status.stdout) is overlaid
+        module.write_bytes(kept)
+
+
+def test_a_gate_beside_no_vllm_says_that_it_is_absent(tmp_path: Path, file: Path) -> None:
+    sites.venv(tmp_path / "venv")
+    command = install(tmp_path / "venv", file)
+    assert run(command, "verify").returncode == Exit.ABSENT
+    assert run(command, "exec", "--", "dirname", "/").returncode == Exit.ABSENT
+    assert run(command, "status").returncode == Exit.USAGE
+
+
 def test_an_uninstalled_command_leaves_what_another_copy_reverts(
     tmp_path: Path, file: Path
 ) -> None:
@@ -115,7 +139,9 @@ def test_from_an_environment_of_its_own_it_takes_the_active_one(
 ) -> None:
     venv = environment(tmp_path / "venv")
     tool = [*uvx(tmp_path), file] if installer == "uvx" else pipx(tmp_path, file)
-    for command in (["verify"], ["exec", "--", "dirname", "/"], ["status"], ["apply"]):
+    for command in (["verify"], ["exec", "--", "dirname", "/"]):
+        assert run(*tool, *command).returncode == Exit.ABSENT
+    for command in (["status"], ["apply"]):
         refused = run(*tool, *command)
         assert refused.returncode == Exit.USAGE
     assert "no target is named and no virtual environment is active" in refused.stderr

