@@ -3,7 +3,9 @@
 The server schedules asynchronously, on a simulated device.
 """
 
+import json
 import random
+import urllib.error
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,12 @@ def setup(folder: Path, switch: str) -> tuple[Path, list[Path], dict[str, str]]:
 def test_an_honest_client_notices_nothing_of_a_hostile_one(folder: Path, overlaid: Engine) -> None:
     folder, plugins, variables = setup(folder / "two clients on", "on")
     with clients.serving(folder, overlaid, plugins, variables, ARGUMENTS) as server:
+        for grammar, variable in clients.BEYOND_BOUNDS:
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                server.generate([9], max_tokens=1, structured_outputs=grammar)
+            assert refused.value.code == 400
+            message = json.loads(refused.value.read())["error"]["message"]
+            assert f"larger {variable}." in message
         assert clients.differences(server, exact=False) == []
 
 

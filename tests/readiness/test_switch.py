@@ -69,6 +69,14 @@ def test_other_values_are_refused_with_the_probable_line(
         switch.parse(meant)
 
 
+@pytest.mark.parametrize("word", registry.REMOVED)
+def test_a_removed_word_is_refused_with_what_takes_its_place(word: str) -> None:
+    with pytest.raises(switch.SwitchError, match=f"{word} was removed: ") as caught:
+        switch.parse(f"-{word},-history")
+    assert registry.REMOVED[word] in str(caught.value)
+    assert "Did you mean VLLM_READINESS=-history? " in str(caught.value)
+
+
 WORDS = st.sampled_from(sorted(registry.ALL | set(registry.GROUPS)))
 
 

@@ -31,6 +31,14 @@ STOPS = list(range(3, VOCABULARY, 5))
 _TEXT = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 #: The hostile client's grammars: complete before the tokens are, twice, and invalid.
 _CHOICE, _SCHEMA, _INVALID = {"choice": ["t9"]}, {"json": _TEXT}, {"regex": "(t1|"}
+#: Grammars beyond a bound, with its variable: one for the front end, and one for the engine core.
+BEYOND_BOUNDS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"json": '{"type":"object","properties":{"t":' * 450 + "{}" + "}}" * 450},
+        "VLLM_READINESS_GRAMMAR_DEPTH",
+    ),
+    ({"regex": "((([a-z0-9]{1,100}){1,100}){1,100}){1,100}"}, "VLLM_READINESS_GRAMMAR_REPEATS"),
+]
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,7 @@ def differences(
     """
     requests = honest(random.Random(1), drafts, seeds)
     for grammar in (_CHOICE, _SCHEMA, _INVALID) if grammars else ():
-        with contextlib.suppress(urllib.error.HTTPError):  # tried once, for seconds; then known
+        with contextlib.suppress(urllib.error.HTTPError):  # compiled once, for seconds
             server.generate([9], max_tokens=1, structured_outputs=grammar)
     alone = ask(server, requests)
     with beside(server, hostile(random.Random(2), drafts, grammars)) as ends:

@@ -161,10 +161,6 @@ ORPHAN_DRAFTS = _fix("orphan-drafts", "core.orphan_drafts", on_v2=True)
 PLUGIN_PROCESSORS = _fix("plugin-processors", "sample.readers")
 #: A grammar that fails to compile ends only its own request.
 REFUSED_GRAMMARS = _fix("refused-grammars", "core.refused_grammars", on_v2=True)
-#: A grammar that takes too much time or memory is refused.
-GRAMMAR_LIMITS = _fix(
-    "grammar-limits", "frontend.grammar_limits", "frontend.grammar_trials", on_v2=True
-)
 #: A preempted request receives each in-flight token once and in order.
 PREEMPTION = _fix("preemption", "core.preemption", on_v2=True)
 #: A step's pinned inputs stay unchanged until the device has read them.
@@ -204,7 +200,13 @@ WINDOW_BLOCKS = _fix("window-blocks", "core.window_blocks", on_v2=True)
 #: Lists of new block ids do not grow without limit.
 BLOCK_IDS = _fix("block-ids", "core.block_ids", on_v2=True)
 #: A request that the engine cannot serve is refused, without harm to others.
-BAD_REQUESTS = _fix("bad-requests", "frontend.bad_requests", "frontend.request_types", on_v2=True)
+BAD_REQUESTS = _fix(
+    "bad-requests",
+    "frontend.bad_requests",
+    "frontend.grammar_bounds",
+    "frontend.request_types",
+    on_v2=True,
+)
 #: Each request is served or refused, and stalls no other.
 STALLED_REQUESTS = _fix("stalled-requests", "core.stalled_requests", on_v2=True)
 #: An aborted request with several sequences leaves no state behind.
@@ -238,6 +240,10 @@ GROUPS: Mapping[str, frozenset[str]] = MappingProxyType(
     {"features": frozenset(FEATURES), "fixes": frozenset(FIXES)}
 )
 ALL = frozenset(WORDS)
+#: Words of earlier versions, and what takes their place.
+REMOVED: Mapping[str, str] = MappingProxyType(
+    {"grammar-limits": "bad-requests bounds grammars by their text"}
+)
 #: Words that work under Model Runner V2. Of ``grammars``, only the mask filling does.
 ON_V2 = frozenset(word for word in WORDS.values() if word.on_v2)
 

@@ -10,8 +10,9 @@
   by default max_num_seqs.
 - ``VLLM_READINESS_RANKS``: if the ranks of an engine run different overlays, ``error`` (default)
   refuses to start and ``warn`` logs a warning. ``off`` does not compare.
-- ``VLLM_READINESS_GRAMMAR_SECONDS`` and ``VLLM_READINESS_GRAMMAR_MEMORY``: limits in CPU seconds
-  and MiB of memory for compiling one request's grammar; 30 and 1024 by default.
+- ``VLLM_READINESS_GRAMMAR_BYTES``, ``..._GRAMMAR_DEPTH``, ``..._GRAMMAR_RULES``,
+  ``..._GRAMMAR_CHOICES``, ``..._GRAMMAR_REPEATS`` and ``VLLM_READINESS_SCHEMA_REPEATS``: bounds of
+  one request's structured outputs (:data:`BOUNDS`). ``0`` or ``off``: no bound.
 - ``VLLM_READINESS_PROBE``: prefix of the probe's files; unset (default) records nothing.
 
 Each reader raises :class:`VariableError` if its variable is invalid.
@@ -22,7 +23,7 @@ Each reader raises :class:`VariableError` if its variable is invalid.
 import os
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 
 from vllm.v1.readiness import registry
@@ -32,11 +33,26 @@ NAME = "VLLM_READINESS"
 SYNC_GUARD = "VLLM_READINESS_SYNC_GUARD"
 RANKS = "VLLM_READINESS_RANKS"
 SLOTS = "VLLM_READINESS_SLOTS"
-GRAMMAR_SECONDS = "VLLM_READINESS_GRAMMAR_SECONDS"
-GRAMMAR_MEMORY = "VLLM_READINESS_GRAMMAR_MEMORY"
+GRAMMAR_BYTES = "VLLM_READINESS_GRAMMAR_BYTES"
+GRAMMAR_DEPTH = "VLLM_READINESS_GRAMMAR_DEPTH"
+GRAMMAR_RULES = "VLLM_READINESS_GRAMMAR_RULES"
+GRAMMAR_CHOICES = "VLLM_READINESS_GRAMMAR_CHOICES"
+GRAMMAR_REPEATS = "VLLM_READINESS_GRAMMAR_REPEATS"
+SCHEMA_REPEATS = "VLLM_READINESS_SCHEMA_REPEATS"
 PROBE = "VLLM_READINESS_PROBE"
-#: Limits with this many digits or more are refused, because the OS kernel takes 64 bits.
-_DIGITS = 10
+#: Bounds of structured outputs, with their defaults. docs/fixes.md has what justifies them.
+BOUNDS: Mapping[str, int] = MappingProxyType(
+    {
+        GRAMMAR_BYTES: 256 << 10,
+        GRAMMAR_DEPTH: 128,
+        GRAMMAR_RULES: 500,
+        GRAMMAR_CHOICES: 10_000,
+        GRAMMAR_REPEATS: 5000,
+        SCHEMA_REPEATS: 10_000_000,
+    }
+)
+#: Largest number of digits of a bound.
+_DIGITS = 18
 #: Set by the probe itself, and inherited by the engine's other processes.
 PROBE_ENGINE = "VLLM_READINESS_PROBE_ENGINE"
 #: Directory of exported metrics: set by an engine's first process, inherited by the others.
@@ -79,7 +95,10 @@ def parse(value: str) -> frozenset[str]:
     excluding = [word.startswith("-") for word in words]
     unknown = [w for w, name in zip(words, names, strict=True) if not _members(name)]
     if unknown:
-        raise _not_understood(value, f"{', '.join(map(repr, unknown))} is not understood")
+        problem = f"{', '.join(map(repr, unknown))} is not understood"
+        for name in registry.REMOVED.keys() & set(names):
+            problem += f" ({name} was removed: {registry.REMOVED[name]})"
+        raise _not_understood(value, problem)
     members = frozenset().union(*map(_members, names))
     if all(excluding):
         return registry.without(members, registry.ALL)
@@ -117,6 +136,8 @@ def _probable(value: str) -> Iterator[str]:
         if excluding and not word.startswith("-"):
             continue
         sign = "-" * excluding
+        if word.removeprefix(sign) in registry.REMOVED:
+            continue
         if matches := get_close_matches(word.removeprefix(sign).strip(), known, 1):
             if matches[0] in ("on", "off") and len(words) > 1:
                 continue
@@ -167,27 +188,20 @@ def slots() -> int | None:
     )
 
 
-def grammar_seconds() -> int:
-    """Read the limit in CPU seconds for compiling one grammar, 1 or more."""
-    return _limit(GRAMMAR_SECONDS, 30, "seconds")
-
-
-def grammar_memory() -> int:
-    """Read the memory limit in MiB for compiling one grammar, 1 or more."""
-    return _limit(GRAMMAR_MEMORY, 1024, "MiB")
-
-
-def _limit(name: str, default: int, unit: str) -> int:
+def bound(name: str) -> int | None:
+    """Read a bound of structured outputs, 1 or more; None for no bound."""
     value = os.environ.get(name, "").strip()
     if not value:
-        return default
-    if value.isascii() and value.isdigit() and len(value) < _DIGITS and int(value):
-        return int(value)
+        return BOUNDS[name]
+    if value == "off":
+        return None
+    if value.isascii() and value.isdigit() and len(value) <= _DIGITS:
+        return int(value) or None
     raise NumberError(
         name,
         value,
-        f"this is not a number of {unit}. Set a whole number, 1 or more, or unset the variable "
-        f"for {default}.",
+        "this is not a bound. Set a whole number, or 0 or off for no bound, or unset the variable "
+        f"for {BOUNDS[name]}.",
     )
 
 
@@ -221,8 +235,7 @@ VARIABLES: Mapping[str, Callable[[], object]] = MappingProxyType(
         SYNC_GUARD: sync_guard,
         RANKS: ranks,
         SLOTS: slots,
-        GRAMMAR_SECONDS: grammar_seconds,
-        GRAMMAR_MEMORY: grammar_memory,
+        **{name: partial(bound, name) for name in BOUNDS},
         PROBE: probe,
         PROBE_ENGINE: lambda: os.environ.get(PROBE_ENGINE),
         EXPORTS: lambda: os.environ.get(EXPORTS),

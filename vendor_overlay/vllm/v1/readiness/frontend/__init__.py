@@ -9,7 +9,7 @@ __getattr__ = door(
     "aborted_parents",
     "bad_requests",
     "cached_prompt_logprobs",
-    "grammar_limits",
+    "grammar_bounds",
     "grammar_pipelines",
     "logprob_messages",
     "logprobs",

@@ -1,0 +1,476 @@
+"""The fix bad-requests, grammars: what is beyond the bounds is refused by its text alone.
+
+Drawn texts have a known product of counts, and are their own oracle; upstream's front end is that
+of the texts which it must still see.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from demo import model
+from hypothesis import given
+from hypothesis import strategies as st
+from support import modules
+from support.checkpoint import VOCABULARY
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.frontend import grammar_bounds
+from vllm.v1.readiness.watch import startup
+
+FIX = "bad-requests"
+INPUT_PROCESSOR = "vllm/v1/engine/input_processor.py"
+
+
+def check(**grammar: Any) -> None:
+    grammar_bounds.check(StructuredOutputsParams(**grammar))
+
+
+def refused(name: str, value: int, bound: int, **grammar: Any) -> None:
+    with pytest.raises(VLLMValidationError) as caught:
+        check(**grammar)
+    field = f"structured_outputs.{next(iter(grammar))}"
+    assert (caught.value.parameter, caught.value.value) == (field, value)
+    assert re.match(rf"{field}: .* {value}, more than {bound}\..*{name}\. ", str(caught.value))
+
+
+def nested(depth: int) -> str:
+    """A schema of objects in one another; its JSON is twice as deep, and one."""
+    return '{"type":"object","properties":{"t":' * depth + "{}" + "}}" * depth
+
+
+def chain(rule: str, number: int) -> str:
+    """A grammar of rules, each of which refers to the next."""
+    rules = [rule.format(this=n, next=n + 1) for n in range(number)]
+    return "\n".join(["root ::= r0", *rules, f'r{number} ::= "t1"'])
+
+
+def arrays(*counts: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string", "maxLength": counts[-1]}
+    for count in reversed(counts[:-1]):
+        schema = {"type": "array", "items": schema, "maxItems": count}
+    return schema
+
+
+def tag(content: dict[str, Any]) -> str:
+    """A structural tag around a format."""
+    return json.dumps(
+        {"type": "structural_tag", "format": {"type": "sequence", "elements": [content]}}
+    )
+
+
+def old_tag(schema: dict[str, Any]) -> str:
+    return json.dumps(
+        {"structures": [{"begin": "<", "schema": schema, "end": ">"}], "triggers": ["<"]}
+    )
+
+
+HUNDREDS = "((([a-z0-9]{1,100}){1,100}){1,100}){1,100}"
+RULES = "root ::= a{1,100}\na ::= b{1,100}\nb ::= [a-z]{1,100}"
+
+#: Grammars beyond a default, with its variable and their value.
+KILLERS: dict[str, tuple[dict[str, Any], str, int]] = {
+    "nested objects": ({"json": nested(450)}, switch.GRAMMAR_DEPTH, 129),
+    "nested objects, a dict": ({"json": json.loads(nested(300))}, switch.GRAMMAR_DEPTH, 129),
+    "JSON too deep to parse": (
+        {"json": '{"a":' * 40000 + "1" + "}" * 40000},
+        switch.GRAMMAR_DEPTH,
+        40000,
+    ),
+    "nested in a tag": (
+        {"structural_tag": old_tag(json.loads(nested(100)))},
+        switch.GRAMMAR_DEPTH,
+        129,
+    ),
+    "nested groups": ({"regex": "(" * 200 + "a" + ")" * 200}, switch.GRAMMAR_DEPTH, 129),
+    "nested groups of EBNF": ({"grammar": "root ::= " + "(" * 200}, switch.GRAMMAR_DEPTH, 129),
+    "nullable rules": (
+        {"grammar": chain('r{this} ::= "t1"? r{next}', 6000)},
+        switch.GRAMMAR_RULES,
+        6002,
+    ),
+    "Lark rules": (
+        {"grammar": "".join(f"r{n}: r{n + 1}\n" for n in range(600))},
+        switch.GRAMMAR_RULES,
+        600,
+    ),
+    "rules in a tag": (
+        {"structural_tag": tag({"type": "grammar", "grammar": chain("r{this} ::= r{next}", 800)})},
+        switch.GRAMMAR_RULES,
+        802,
+    ),
+    "choices": ({"choice": ["t"] * 10001}, switch.GRAMMAR_CHOICES, 10001),
+    "large choices": ({"choice": ["é" * 100_000] * 2}, switch.GRAMMAR_BYTES, 400_000),
+    "a large schema": (
+        {"json": json.dumps({"title": "t" * 300_000})},
+        switch.GRAMMAR_BYTES,
+        300_013,
+    ),
+    "a large dict": ({"json": {"title": "é" * 150_000}}, switch.GRAMMAR_BYTES, 300_013),
+    "a large regex": ({"regex": "t" * 262_145}, switch.GRAMMAR_BYTES, 262_145),
+    "a large tag": ({"structural_tag": " " * 262_145}, switch.GRAMMAR_BYTES, 262_145),
+    "left recursion": (
+        {"grammar": chain('r{this} ::= r{next} "t1"', 20000)},
+        switch.GRAMMAR_BYTES,
+        len(chain('r{this} ::= r{next} "t1"', 20000)),
+    ),
+    "a regex": ({"regex": HUNDREDS}, switch.GRAMMAR_REPEATS, 10**8),
+    "rules": ({"grammar": RULES}, switch.GRAMMAR_REPEATS, 10**6),
+    "a group of EBNF": (
+        {"grammar": 'root ::= (("a"{100}){ 10 , 100 }){1,2}'},
+        switch.GRAMMAR_REPEATS,
+        20000,
+    ),
+    "Lark": (
+        {"grammar": 'start: (a ~ 3..100)~100\na: "x" /[ab]{70}/'},
+        switch.GRAMMAR_REPEATS,
+        700_000,
+    ),
+    "a regex in Lark": ({"grammar": "start: /(a{99}){99}/"}, switch.GRAMMAR_REPEATS, 9801),
+    "a schema in Lark": (
+        {"grammar": 'start: %json {"maxItems": 9999, "items": {"maxLength": 9999}}'},
+        switch.SCHEMA_REPEATS,
+        9999**2,
+    ),
+    "Lark that may be EBNF": (
+        {"grammar": f'start: "::=" /{HUNDREDS}/'},
+        switch.GRAMMAR_REPEATS,
+        10**8,
+    ),
+    "a pattern": ({"json": {"items": {"pattern": HUNDREDS}}}, switch.GRAMMAR_REPEATS, 10**8),
+    "a pattern for names": (
+        {"json": {"patternProperties": {HUNDREDS: {}}}},
+        switch.GRAMMAR_REPEATS,
+        10**8,
+    ),
+    "arrays": ({"json": arrays(1000, 1000, 1000)}, switch.SCHEMA_REPEATS, 10**9),
+    "a reference": (
+        {
+            "json": {
+                "$defs": {"a/b": arrays(9999)},
+                "items": {"$ref": "#/$defs/a~1b"},
+                "minItems": 9999,
+            }
+        },
+        switch.SCHEMA_REPEATS,
+        9999**2,
+    ),
+    "a reference to data": (
+        {"json": {"default": arrays(9999), "items": {"$ref": "#/default"}, "maxItems": 9999}},
+        switch.SCHEMA_REPEATS,
+        9999**2,
+    ),
+    "a regex in a tag": (
+        {"structural_tag": tag({"type": "regex", "pattern": HUNDREDS})},
+        switch.GRAMMAR_REPEATS,
+        10**8,
+    ),
+    "a repeated tag": (
+        {
+            "structural_tag": tag(
+                {
+                    "type": "repeat",
+                    "min": 1,
+                    "max": 5000,
+                    "content": {"type": "json_schema", "json_schema": arrays(5000)},
+                }
+            )
+        },
+        switch.SCHEMA_REPEATS,
+        25_000_000,
+    ),
+    "an old tag": ({"structural_tag": old_tag(arrays(9999, 9999))}, switch.SCHEMA_REPEATS, 9999**2),
+    "very many digits": ({"regex": "a{1," + "9" * 9000 + "}"}, switch.GRAMMAR_REPEATS, 10**18),
+    "very many digits of a schema": (
+        {"json": '{"maxLength": ' + "9" * 9000 + "}"},
+        switch.SCHEMA_REPEATS,
+        10**18,
+    ),
+    "a class that a backend ends early": (
+        {"regex": "[^]" + HUNDREDS},
+        switch.GRAMMAR_REPEATS,
+        10**8,
+    ),
+    "a class that a backend ends late": (
+        {"regex": HUNDREDS.replace("[a-z0-9]", "[])(]")},
+        switch.GRAMMAR_REPEATS,
+        10**8,
+    ),
+    "a verbose regex": (
+        {"regex": "(?x)" + HUNDREDS.replace("{", " # )\n {")},
+        switch.GRAMMAR_REPEATS,
+        10**8,
+    ),
+}
+
+
+@pytest.mark.parametrize(("grammar", "name", "value"), KILLERS.values(), ids=KILLERS)
+def test_a_grammar_beyond_a_bound_is_refused(
+    monkeypatch: pytest.MonkeyPatch, grammar: dict[str, Any], name: str, value: int
+) -> None:
+    refused(name, value, switch.BOUNDS[name], **grammar)
+    for none in ("0", "off"):
+        monkeypatch.setenv(name, none)
+        try:
+            check(**grammar)
+        except VLLMValidationError as error:  # beyond another bound as well
+            assert f" {name}." not in str(error)
+    monkeypatch.delenv(name)
+    refused(name, value, switch.BOUNDS[name], **grammar)
+    for off in ("-bad-requests", "-fixes", "off"):
+        monkeypatch.setenv(switch.NAME, off)
+        check(**grammar)
+
+
+def catalogue(size: int) -> dict[str, Any]:
+    """A schema of tools, as a required tool choice makes it."""
+    fields = {
+        **{
+            f"text_{n}": {"type": "string", "maxLength": 10000, "description": "t" * 60}
+            for n in range(5)
+        },
+        "kind": {"type": "string", "enum": [f"value {n}" for n in range(9)]},
+        "rows": {"type": "array", "maxItems": 100, "items": arrays(50, 1000)},
+    }
+    tools: list[dict[str, Any]] = []
+    while len(json.dumps(tools)) < size:
+        parameters = {"type": "object", "properties": fields, "required": ["kind"]}
+        tools.append(
+            {"properties": {"name": {"enum": [f"tool {len(tools)}"]}, "parameters": parameters}}
+        )
+    return {"type": "array", "minItems": 1, "items": {"anyOf": tools}}
+
+
+ORDINARY: dict[str, dict[str, Any]] = {
+    "tools": {"json": catalogue(128 << 10)},
+    "tools as text": {"json": json.dumps(catalogue(128 << 10), indent=1)},
+    "a long text": {"json": arrays(10000)},
+    "many counts": {"regex": "[a-z]{1,1000}"},
+    "counts beside one another": {"regex": "-".join(["[a-z]{1,1000}"] * 50)},
+    "an escape": {"regex": r"(a\{9999}){2}[{9999}]"},
+    "a code point": {"regex": r"\x{99999}\u{100000}"},
+    "EBNF literals": {
+        "grammar": r'root ::= "{9999}" [{9999}\]{9999}] # {9999}' + '\n "\\"{9999}"{2}'
+    },
+    "Lark literals": {"grammar": "start: \"{9999}\" '{9999}' // {9999}\n  | /a\\/{3}/ # {9999}"},
+    "a rule of itself": {"grammar": 'root ::= "a" root{1,100} | root{1,100}'},
+    "a schema of itself": {"json": {"items": {"$ref": "#"}, "maxItems": 4000}},
+    "names like keywords": {
+        "json": {"properties": {"maxLength": {"maxLength": 9}, "$ref": {}, "pattern": {}}}
+    },
+    "data": {"json": {"enum": [{"maxLength": 10**9}], "default": {"pattern": HUNDREDS}}},
+    "a description": {"json": {"description": HUNDREDS, "title": "{" * 999}},
+    "choices": {"choice": [f"a choice {n}" for n in range(5000)]},
+    "any object": {"json_object": True},
+}
+
+
+@pytest.mark.parametrize("grammar", ORDINARY.values(), ids=ORDINARY)
+def test_ordinary_grammars_pass(grammar: dict[str, Any]) -> None:
+    check(**grammar)
+    check(**grammar)
+
+
+ODD: dict[str, dict[str, Any]] = {
+    "no JSON": {"json": "{"},
+    "no JSON, deep": {"json": "[" * 9 + "}" * 200},
+    "nothing": {"json": ""},
+    "not a schema": {"json": "[1, 2]"},
+    "a number": {"json": {"maxLength": float("nan"), "minItems": "9" * 30, "maxItems": True}},
+    "infinite": {"json": '{"minimum": Infinity, "maxLength": -5}'},
+    "references": {
+        "json": {"allOf": [{"$ref": "#/a/b"}, {"$ref": "other"}, {"$ref": "#/allOf/9"}]}
+    },
+    "keys": {"json": {1: {None: "t"}, "properties": {2: {}}}},
+    "an object": {"json": {"title": object()}},
+    "a surrogate": {"regex": "\ud800{2}"},
+    "open": {"regex": "(((a{2"},
+    "closed": {"regex": "a)))){2}|{3}"},
+    "a backslash": {"regex": "\\"},
+    "a grammar of nothing": {"grammar": "(("},
+    "Lark of no JSON": {"grammar": "start: %json {a"},
+    "a tag of no JSON": {"structural_tag": "{"},
+}
+
+
+@pytest.mark.parametrize("grammar", ODD.values(), ids=ODD)
+def test_what_cannot_be_read_is_left_to_upstream(grammar: dict[str, Any]) -> None:
+    check(**grammar)
+
+
+def test_a_dict_that_contains_itself_is_left_to_upstream() -> None:
+    schema: dict[str, Any] = {"type": "object"}
+    schema["properties"] = {"a": schema}
+    params = StructuredOutputsParams(json={})
+    params.json = schema
+    grammar_bounds.check(params)
+
+
+@st.composite
+def counted(draw: st.DrawFn, groups: bool = True) -> tuple[str, int]:
+    """A regex, and the product of its counts."""
+    atoms = st.sampled_from(
+        ["a", "é", r"\{", r"\(", "[{9}]", r"[\]({]", "[^)|]", r"\x{99}", ".", "{", "{a}"]
+    )
+    product, texts = 1, []
+    for _ in range(draw(st.integers(1, 3))):
+        text, inner = draw(atoms), 1
+        if groups and draw(st.booleans()):
+            text, inner = draw(counted(draw(st.booleans())))
+            text = draw(st.sampled_from(["({})", "(?:{})", "(?P<n>{}|b)"])).replace("{}", text)
+        least = draw(st.integers(1, 40))
+        most = least + draw(st.integers(0, 40))
+        end, count = draw(
+            st.sampled_from(
+                [("", 1), ("*", 1), ("+?", 1), ("{%d}", least), ("{%d,}", least), ("{%d,%d}", most)]
+            )
+        )
+        texts.append(
+            text + (end % (least, most)[: end.count("%")]) + draw(st.sampled_from(["", "?", "|"]))
+        )
+        product = max(product, inner * count)
+    return "".join(texts), product
+
+
+@given(counted())
+def test_the_product_of_a_drawn_regex(drawn: tuple[str, int]) -> None:
+    at_bound({"regex": drawn[0]}, switch.GRAMMAR_REPEATS, drawn[1])
+
+
+def at_bound(grammar: dict[str, Any], name: str, value: int) -> None:
+    """A value at its bound is let in, and one above it is not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(name, str(value))
+        check(**grammar)
+        if value > 1:
+            patch.setenv(name, str(value - 1))
+            refused(name, value, value - 1, **grammar)
+
+
+@given(st.lists(counted(False), min_size=1, max_size=4))
+def test_the_product_of_drawn_rules(drawn: list[tuple[str, int]]) -> None:
+    rules, product = ["root ::= r0"], 1
+    for number, (_, count) in enumerate(drawn):
+        rules.append(
+            f'r{number} ::= "{{9}}\\"(" ("x" r{number + 1}){{{count}}} # ({{9}}\n | [({{9}}]'
+        )
+        product *= count
+    at_bound(
+        {"grammar": "\n".join([*rules, f'r{len(drawn)} ::= "a"'])}, switch.GRAMMAR_REPEATS, product
+    )
+
+
+LEAVES = st.one_of(
+    st.tuples(st.just({"type": "integer"}), st.just(1)),
+    st.integers(1, 99).map(lambda count: ({"type": "string", "maxLength": count}, count)),
+    counted().map(lambda drawn: ({"type": "string", "pattern": drawn[0]}, drawn[1])),
+)
+
+
+def _in_array(drawn: tuple[Any, int], count: int) -> tuple[Any, int]:
+    return {"type": "array", "items": drawn[0], "maxItems": count}, drawn[1] * count
+
+
+def _in_object(drawn: list[tuple[Any, int]]) -> tuple[Any, int]:
+    names = ("maxItems", "enum", "pattern", "t")
+    properties = dict(zip(names, (schema for schema, _ in drawn), strict=False))
+    return {"type": "object", "properties": properties}, max(product for _, product in drawn)
+
+
+SCHEMAS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(_in_array, inner, st.integers(1, 50)),
+        st.lists(inner, min_size=1, max_size=4).map(_in_object),
+        inner.map(lambda drawn: ({"anyOf": [{"type": "null"}, drawn[0]]}, drawn[1])),
+    ),
+    max_leaves=8,
+)
+
+
+@given(SCHEMAS, st.sampled_from(["dict", "text", "tag"]))
+def test_the_product_of_a_drawn_schema(drawn: tuple[Any, int], kind: str) -> None:
+    schema, product = drawn
+    grammar = {
+        "dict": {"json": schema},
+        "text": {"json": json.dumps(schema, indent=2)},
+        "tag": {"structural_tag": tag({"type": "json_schema", "json_schema": schema})},
+    }[kind]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(switch.GRAMMAR_REPEATS, "off")
+        at_bound(grammar, switch.SCHEMA_REPEATS, product)
+
+
+@given(
+    st.text(alphabet="(){}[]|\\\"'/#%:=~,19ax\n .?*+$", max_size=60),
+    st.sampled_from(["regex", "grammar", "json"]),
+)
+def test_no_text_is_an_error_of_ours(text: str, field: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in switch.BOUNDS:
+            patch.setenv(name, "off")
+        check(**{field: text})
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmConfig]:
+    """The configuration of an engine with a tokenizer of words such as "t17"."""
+    folder = tmp_path_factory.mktemp("model")
+    words = model.write_tokenizer(folder / "words", VOCABULARY)
+    served = model.write(folder / "served", vocab_size=VOCABULARY)
+    yield EngineArgs(
+        model=str(served), tokenizer=str(words), load_format="dummy", enforce_eager=True
+    ).create_engine_config()
+
+
+def admitted(side: str, config: VllmConfig, params: SamplingParams) -> SamplingParams:
+    """The parameters that a front end sends to the engine."""
+    processor = modules.of_side(side)(INPUT_PROCESSOR).InputProcessor(config)
+    prompt = {"type": "token", "prompt_token_ids": [3, 4]}
+    sent: SamplingParams = processor.process_inputs(
+        "r", prompt, params, ("generate",)
+    ).sampling_params
+    return sent
+
+
+@pytest.mark.parametrize(
+    "backend", ["auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer"]
+)
+def test_each_backend_sees_what_is_within_the_bounds_alone(
+    side: str, config: VllmConfig, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setattr(config.structured_outputs_config, "backend", backend)
+    regex = StructuredOutputsParams(regex="([a-c]{1,80}d){1,80}")
+    if side == "ours":
+        with pytest.raises(VLLMValidationError, match="is 6400, more than 5000"):
+            admitted(side, config, SamplingParams(structured_outputs=regex))
+        assert regex._backend is None  # upstream's validation has not begun
+        monkeypatch.setenv(switch.GRAMMAR_REPEATS, "6400")
+    assert admitted(side, config, SamplingParams(structured_outputs=regex)).structured_outputs.regex
+
+
+@pytest.mark.parametrize(
+    "grammar", [{"choice": ["t1", 't"2', "t3"]}, {"grammar": "start: a\na: 't1' | 't2'"}], ids=str
+)
+def test_parameters_are_used_again(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch, grammar: dict[str, Any]
+) -> None:
+    """Upstream writes a longer grammar into them."""
+    text = next(iter(grammar.values()))
+    monkeypatch.setenv(switch.GRAMMAR_BYTES, str(len("".join(text))))
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(**grammar))
+    assert admitted("ours", config, params) == admitted("ours", config, params)
+    assert len(params.structured_outputs.grammar) > len("".join(text))
+
+
+@pytest.mark.parametrize("name", switch.BOUNDS)
+@pytest.mark.parametrize("value", ["-1", "1.5", "many", "Off", "9" * 19])
+def test_other_bounds_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(switch.NumberError, match=f"{name}.*0 or off for no bound, or unset"):
+        startup.start(object())
