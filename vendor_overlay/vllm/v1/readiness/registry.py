@@ -226,8 +226,8 @@ THINKING_SECTIONS = _fix(
 THINKING_UNLIMITED = _fix(
     "thinking-unlimited", "sample.thinking_fixes:ThinkingFixes", before=(THINKING_BUDGET,)
 )
-#: Each turn of a streaming session begins at the end of the previous answer.
-SESSIONS = _fix("sessions", "core.sessions", on_v2=True)
+#: Each turn of a streaming session begins at the end of the previous answer, and has its own end.
+SESSIONS = _fix("sessions", "core.sessions", "frontend.turns", on_v2=True)
 
 #: Name to declaration, features first.
 WORDS: Mapping[str, Word] = MappingProxyType(

@@ -17,4 +17,5 @@ __getattr__ = door(
     "mm_hashes",
     "request_types",
     "stop_strings",
+    "turns",
 )
