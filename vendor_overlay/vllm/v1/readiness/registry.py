@@ -228,6 +228,8 @@ THINKING_UNLIMITED = _fix(
 )
 #: Each turn of a streaming session begins at the end of the previous answer, and has its own end.
 SESSIONS = _fix("sessions", "core.sessions", "frontend.turns", on_v2=True)
+#: No latency is computed from an event that did not happen.
+REQUEST_TIMES = _fix("request-times", "frontend.request_times", "core.request_times", on_v2=True)
 
 #: Name to declaration, features first.
 WORDS: Mapping[str, Word] = MappingProxyType(

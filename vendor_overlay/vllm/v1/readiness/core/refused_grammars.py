@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.readiness import registry
+from vllm.v1.readiness.core import request_times
 from vllm.v1.readiness.engine import subclasses, switch
 from vllm.v1.request import RequestStatus
 
@@ -71,7 +72,7 @@ def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -
         scheduler.finish_requests(name, RequestStatus.FINISHED_ERROR)
         output = EngineCoreOutput(
             trace_headers=request.trace_headers,
-            events=request.take_events(),
+            events=request_times.last_events(request),
             request_id=name,
             finish_reason=request.get_finished_reason(),
             new_token_ids=[],

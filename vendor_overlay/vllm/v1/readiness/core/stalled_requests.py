@@ -34,14 +34,16 @@ from vllm.utils.math_utils import cdiv
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
-from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, FinishReason
 from vllm.v1.readiness import registry
+from vllm.v1.readiness.core import request_times
 from vllm.v1.readiness.engine import subclasses, switch
 from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine import EngineCoreEvent
     from vllm.v1.request import Request, StreamingUpdate
 
 logger = init_logger(__name__)
@@ -108,7 +110,9 @@ def refuses(scheduler: "Scheduler", request: "Request") -> bool:
     if session is None:
         if request.pooling_params is not None or request.num_tokens < scheduler.max_model_len:
             return False
-        _refuse(scheduler, request, FinishReason.ERROR)
+        if scheduler.log_stats:
+            request.record_event(EngineCoreEventType.QUEUED)
+        _refuse(scheduler, request, FinishReason.ERROR, request_times.last_events(request))
         if scheduler.finished_req_ids_dict is not None:  # clients track requests by engine
             scheduler.finished_req_ids_dict[request.client_index].add(request.request_id)
         return True
@@ -133,12 +137,18 @@ def _refuses_turn(scheduler: "Scheduler", session: "Request", count: int) -> boo
     return True
 
 
-def _refuse(scheduler: "Scheduler", request: "Request", reason: FinishReason) -> None:
+def _refuse(
+    scheduler: "Scheduler",
+    request: "Request",
+    reason: FinishReason,
+    events: "list[EngineCoreEvent] | None" = None,
+) -> None:
     """Queue the final output of a refused request or turn, for the next step that arrives."""
     output = EngineCoreOutput(
         request_id=request.request_id,
         new_token_ids=[],
         finish_reason=reason,
+        events=events,
         trace_headers=request.trace_headers,
     )
     _of(scheduler).refused.append((request.client_index, output))
@@ -247,7 +257,7 @@ def finish(
     outputs.setdefault(request.client_index, []).append(
         EngineCoreOutput(
             trace_headers=request.trace_headers,
-            events=request.take_events(),
+            events=request_times.last_events(request),
             request_id=request.request_id,
             finish_reason=request.get_finished_reason(),
             new_token_ids=[],

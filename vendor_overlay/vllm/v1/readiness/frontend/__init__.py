@@ -15,6 +15,7 @@ __getattr__ = door(
     "logprobs",
     "mm_caches",
     "mm_hashes",
+    "request_times",
     "request_types",
     "stop_strings",
     "turns",
