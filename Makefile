@@ -128,7 +128,7 @@ edit: ## lay out the series as commits in build/edit (PATCH=name: and begin a ne
 refresh: ## write patches/ and VERSION_PIN from build/edit
 	@$(SERIES) refresh $(ARGS)
 
-dist: ## build the reproducible archive and wheel of HEAD in build/dist
+dist: ## build the reproducible archive and wheel of HEAD; print their SHA-256 and digest
 	@$(SERIES) dist $(UPSTREAM) $(ARGS)
 
 demo: apply ## serve a small generated model on the overlaid engine and print tokens

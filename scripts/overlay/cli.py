@@ -112,7 +112,8 @@ def _choice(args: argparse.Namespace) -> parts.Choice:
     """Return the choice in a command's arguments; OverlayError if ``--extra`` is empty."""
     if args.extra == "":
         raise usage("--extra is empty", "name a directory of patches, or omit --extra=")
-    return parts.Choice(tuple(args.leave), args.extra, keep=args.command != "apply")
+    applies = args.command in ("apply", "doctor")
+    return parts.Choice(tuple(args.leave), args.extra, keep=not applies)
 
 
 def installation(args: argparse.Namespace) -> Installation:
@@ -195,10 +196,11 @@ def _change(
     inspection = outcome.inspection
     _head(inspection)
     if outcome.changed:
-        verb = f"would be {done}" if args.dry_run else done
-        _say(f"{len(outcome.changed)} files {verb}, digest {inspection.digest[:12]}")
+        _say(f"{len(outcome.changed)} files {'would be ' if args.dry_run else ''}{done}")
     for note in outcome.notes:
         _say(f"note: {note}")
+    if outcome.digest_after:
+        _say(f"digest{' after apply' if args.dry_run else ''}: {outcome.digest_after}")
     return Exit.DONE
 
 
@@ -336,6 +338,7 @@ def _print_json(
         "leftovers": inspection.leftovers,
         "stale": inspection.stale,
         "changed": outcome.changed,
+        "digest_after": outcome.digest_after,
         "notes": outcome.notes,
     }
     _print_facts(args, facts, problem)

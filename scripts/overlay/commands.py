@@ -47,12 +47,14 @@ class Outcome:
     """Result of a command.
 
     ``inspection`` is the state after the command, or the unchanged state after a dry run.
-    ``changed`` lists paths relative to site-packages.
+    ``changed`` lists paths relative to site-packages. ``digest_after`` is the digest that `apply`
+    gives, also in a dry run; None for other commands.
     """
 
     inspection: Inspection
     changed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    digest_after: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
         else:
             refuse_foreign(inspection)
             if inspection.state is State.OVERLAID:
-                return Outcome(inspection, notes=["nothing to do: already overlaid", *notes])
+                notes = ["nothing to do: already overlaid", *notes]
+                return Outcome(inspection, [], notes, overlay.digest)
             changed = [f.path for f in inspection.files if f.state is not State.OVERLAID]
             changed += [os.path.relpath(pyc, installation.site) for pyc in inspection.stale]
         if installation.interpreter is None:
@@ -101,7 +104,7 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
         if options.dry_run or installed:
             produce(inspection)
         if options.dry_run:
-            return Outcome(inspection, changed, notes)
+            return Outcome(inspection, changed, notes, overlay.digest)
         if installed:
             take_off(installed, lock)
             inspection = inspect(installation, overlay)
@@ -113,7 +116,7 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
                 reason = error.reason.removesuffix("; nothing was written")
                 error.reason = f"{version} was removed, and this one is not applied: {reason}"
             raise
-        return Outcome(inspect(installation, overlay), changed, notes)
+        return Outcome(inspect(installation, overlay), changed, notes, overlay.digest)
 
 
 def revert(installation: Installation, overlay: Overlay, options: Options) -> Outcome:
@@ -261,6 +264,7 @@ def diagnose(
     except OverlayError as error:
         code, would = error.code, f" would be refused: {error.line}"
     else:
+        found.append(("digest", f"after apply: {outcome.digest_after}"))
         changed = len(outcome.changed)
         would = f"would change {changed} files" if changed else "has nothing to do"
         code, would = Exit.DONE, f"{outcome.inspection.overlay.selection} {would}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -42,6 +42,15 @@ _TITLES = {
 def sha256(data: bytes) -> str:
     """Return the SHA-256 of ``data`` in lower-case hexadecimal."""
     return hashlib.sha256(data).hexdigest()
+
+
+def digest_of(files: Iterable[tuple[str, str | None]]) -> str:
+    """Return the digest of pairs of a path and its SHA-256, sorted by path.
+
+    Hashes the output of ``sha256sum``, with ``-`` for an absent file.
+    """
+    lines = (f"{checksum or '-'}  {path}\n" for path, checksum in files)
+    return sha256("".join(lines).encode(errors="surrogateescape"))
 
 
 def is_safe(path: str) -> bool:

@@ -126,6 +126,12 @@ class Overlay:
         """Return the SHA-256 of ``path`` in an overlaid installation."""
         return sha256(self.pin_bytes) if path == PIN else self.pin.result[path]
 
+    @property
+    def digest(self) -> str:
+        """Digest of an installation that has exactly this overlay."""
+        paths = sorted([*self.targets, *self.added])
+        return pins.digest_of((path, self.digest_of(path)) for path in paths)
+
     def origin_of(self, path: str) -> Path:
         """Return the path of an added file in this copy of the overlay."""
         copied = path.removeprefix(PROVENANCE + "/")

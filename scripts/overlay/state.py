@@ -88,12 +88,8 @@ class Inspection:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over all files, to compare machines.
-
-        Hashes the output of ``sha256sum``, sorted by path, with ``-`` for an absent file.
-        """
-        lines = (f"{file.sha256 or '-'}  {file.path}\n" for file in self.files)
-        return sha256("".join(lines).encode(errors="surrogateescape"))
+        """One SHA-256 over all files as they are, to compare machines."""
+        return pins.digest_of((file.path, file.sha256) for file in self.files)
 
     @property
     def paths(self) -> set[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from overlay import arguments, cli
 from overlay.arguments import Once
 from overlay.errors import Exit, usage
 from overlay.output import escaped
+from overlay.pin import sha256
 from overlay.source import Overlay
 
 from series import dist, edit, refresh, upstream
@@ -70,7 +71,15 @@ def _refresh(args: argparse.Namespace) -> int:
 
 
 def _dist(args: argparse.Namespace) -> int:
-    return _report(args, dist.dist(ROOT, lambda head: _upstream(args, head), args.dry_run))
+    built = dist.dist(ROOT, lambda head: _upstream(args, head), args.dry_run)
+    sums = {path: sha256(data) for path, data in built.files.items()}
+    facts = {"sha256": sums, "digest_after": built.digest_after}
+    code = _report(args, list(built.files), facts)
+    if not args.json:
+        for path, checksum in sums.items():
+            print(f"{checksum}  {path}")
+        print(f"digest after apply: {built.digest_after}")
+    return code
 
 
 def _upstream(args: argparse.Namespace, overlay: Overlay) -> Upstream:
@@ -81,9 +90,12 @@ def _upstream(args: argparse.Namespace, overlay: Overlay) -> Upstream:
     return upstream.from_installation(cli.installation(args), overlay)
 
 
-def _report(args: argparse.Namespace, files: Sequence[str]) -> int:
+def _report(
+    args: argparse.Namespace, files: Sequence[str], facts: Mapping[str, object] | None = None
+) -> int:
     if args.json:
-        print(json.dumps({"command": args.command, "dry_run": args.dry_run, "files": list(files)}))
+        report = {"command": args.command, "dry_run": args.dry_run, "files": list(files)}
+        print(json.dumps({**report, **(facts or {})}))
         return Exit.DONE
     for file in files:
         print(escaped(f"{'would write' if args.dry_run else 'wrote'} {file}"))

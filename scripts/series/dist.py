@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError, damaged
@@ -18,6 +19,19 @@ from series.wheel import wheel
 
 #: Paths that the archive leaves out.
 _NOT_SHIPPED = ("tests/", ".ci/", ".git", "pyproject.toml")
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """Archive and wheel of a commit.
+
+    Attributes:
+        files: path in the checkout to bytes.
+        digest_after: the digest that their `apply` gives.
+    """
+
+    files: Mapping[str, bytes]
+    digest_after: str
 
 
 def vendor(overlay: Overlay, upstream: Upstream, dry_run: bool) -> list[str]:
@@ -37,7 +51,7 @@ def vendor(overlay: Overlay, upstream: Upstream, dry_run: bool) -> list[str]:
     return written
 
 
-def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> list[str]:
+def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> Artifacts:
     """Build the archive and the wheel of the commit HEAD in ``build/dist``.
 
     The archive, ``vllm-readiness-overlay-VERSION.tar``, is not compressed, because compressors
@@ -47,9 +61,6 @@ def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> 
         root: the checkout.
         upstream: returns upstream's files, proven by the overlay of HEAD.
         dry_run: check, and write nothing.
-
-    Returns:
-        The archive and the wheel, relative to the checkout.
 
     Raises:
         OverlayError: there is no git checkout, or its overlay contradicts itself.
@@ -84,10 +95,11 @@ def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> 
                 info.mode = 0o755 if path in executable else 0o644
                 archive.addfile(info, io.BytesIO((head / path).read_bytes()))
         built = dict([(f"{name}.tar", data.getvalue()), wheel(overlay, time)])
-    for target, content in built.items():
+    artifacts = {f"build/dist/{target}": content for target, content in built.items()}
+    for target, content in artifacts.items():
         if not dry_run:
-            write_file(root / "build" / "dist" / target, content)
-    return [f"build/dist/{target}" for target in built]
+            write_file(root / target, content)
+    return Artifacts(artifacts, overlay.digest)
 
 
 def _committed(root: Path) -> Iterator[tuple[str, str, bytes]]:

@@ -190,7 +190,8 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
     assert f"note: left out: {', '.join(sorted(THEIR_WORDS))}" in again.stdout
     whole = run("apply", "--site", site, code=Exit.FOREIGN)
     assert left in whole.stderr
-    assert "has nothing to do" in run("doctor", "--site", site).stdout
+    assert left in run("doctor", "--site", site, code=Exit.FOREIGN).stdout
+    assert "has nothing to do" in run("doctor", "--site", site, *option).stdout
     overlaid = snapshot(site)
     # The edit goes first, or the overlay.
     (site / THEIRS).write_bytes((UPSTREAM / THEIRS).read_bytes())

@@ -1,6 +1,7 @@
 """vendor, and the archive that dist builds from a commit."""
 
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -48,6 +49,23 @@ def dist(root: Path, site: Path, **options: int) -> bytes:
     assert archive.name == f"vllm-readiness-overlay-{OVERLAY.pin.overlay}.tar"
     assert wheel.suffix == ".whl"
     return archive.read_bytes() + wheel.read_bytes()
+
+
+def test_it_prints_checksums_and_the_digest_that_apply_gives(root: Path, site: Path) -> None:
+    commands = ("dist", "--site", site)
+    dry = run_package("series", *commands, "--dry-run", root=root).stdout.splitlines()
+    assert not (root / "build").exists()
+    lines = run_package("series", *commands, root=root).stdout.splitlines()
+    report = json.loads(run_package("series", *commands, "--json", root=root).stdout)
+    sums = {path: sha256((root / path).read_bytes()) for path in report["files"]}
+    assert len(sums) == 2
+    assert report["sha256"] == sums
+    run("apply", "--site", site, code=Exit.DONE)
+    digest = sites.status(site)["digest"]
+    run("revert", "--site", site, code=Exit.DONE)
+    assert report["digest_after"] == digest
+    told = [*(f"{checksum}  {path}" for path, checksum in sums.items())]
+    assert dry[2:] == lines[2:] == [*told, f"digest after apply: {digest}"]
 
 
 def test_vendored_copies_are_the_pinned_ones(root: Path, site: Path) -> None:
