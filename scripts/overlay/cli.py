@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -84,12 +85,14 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         )
     sub = command(every, "status", _status, "show the state of the installation")
     sub.add_argument("--verbose", action="store_true", help="name every file")
-    command(
-        every, "verify", _verify, "succeed silently if the overlay is whole, else print the reason"
-    )
+    whole = "succeed silently if the overlay is whole, else print the reason"
+    gate = "fail unless the installation has this digest"
+    sub = command(every, "verify", _verify, whole)
+    sub.add_argument("--digest", action=arguments.Once, metavar="HEX", help=gate)
     sub = command(every, "exec", _exec, "verify, then run the command after -- in this process")
     sub.usage = f"{hints.program()} exec [options] -- COMMAND [ARGUMENT ...]"
     sub.set_defaults(words=words)
+    sub.add_argument("--digest", action=arguments.Once, metavar="HEX", help=gate)
     command(
         every, "doctor", _doctor, "report the installation, its processes, and the effect of apply"
     )
@@ -252,9 +255,14 @@ def _files(inspection: Inspection, compared: Inspection, every: bool) -> None:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    if args.digest is not None and not re.fullmatch("[0-9a-fA-F]{64}", args.digest):
+        next_step = "give the 64 hexadecimal digits that `status` prints"
+        raise usage(f"--digest={args.digest} is not a digest", next_step)
     inspection = _survey(args)
     args.found = inspection.installation
     problem = commands.problem(inspection, want_overlaid=True)
+    if problem is None and args.digest:
+        problem = commands.wrong_digest(inspection, args.digest.lower())
     # stdout of `exec` belongs to its command.
     if args.json and (problem or args.command == "verify"):
         _print_json(args, Outcome(inspection), problem)

@@ -177,6 +177,21 @@ def problem(inspection: Inspection, want_overlaid: bool) -> OverlayError | None:
     return OverlayError(code, reason, subject=inspection.installation.site, next_step=next_step)
 
 
+def wrong_digest(inspection: Inspection, expected: str) -> OverlayError | None:
+    """Return the error for a whole overlay whose digest is not ``expected``; None without one."""
+    if inspection.digest == expected:
+        return None
+    return OverlayError(
+        Exit.DIGEST,
+        f"the overlay is whole, but its digest is {inspection.digest}, not {expected}",
+        subject=inspection.installation.site,
+        expected=f"digest {expected}",
+        found=f"digest {inspection.digest}",
+        next_step="apply the version, --leave and --extra that give the expected digest (`doctor` "
+        "prints the digest that a copy gives), or expect the other one",
+    )
+
+
 def wrong_variable(root: Path) -> str | None:
     """Return why the engine would refuse a variable of the overlay; None without a reason.
 

@@ -31,6 +31,7 @@ class Exit(enum.IntEnum):
     BUSY = 7, "busy: another run holds the lock, or a process serves from the installation"
     DENIED = 8, "not permitted, read-only, or no space"
     PRISTINE = 9, "verify and exec only: vLLM is installed without the overlay"
+    DIGEST = 10, "verify and exec only: the overlay is whole, but --digest names another"
 
 
 #: Codes that name a state of the target.

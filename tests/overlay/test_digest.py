@@ -75,3 +75,59 @@ def test_dry_run_and_doctor_print_the_digest_that_apply_gives(
     assert dry_json["digest_after"] == again["digest_after"] == again["digest"] == digest
     reverted = json.loads(printed(capsys, "revert", "--site", site, "--json"))
     assert reverted["digest_after"] is None
+
+
+@pytest.mark.parametrize("options", CHOICES, ids=" ".join)
+@pytest.mark.parametrize("again", [True, False])
+def test_verify_and_exec_require_the_digest(
+    tmp_path: Path,
+    worded: Overlay,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: Sequence[str],
+    again: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mini.extra(tmp_path / "mine")
+    site = stock(tmp_path)
+    assert cli.main(["apply", "--site", str(site), *options]) == Exit.DONE
+    digest, asked = status(site)["digest"], options if again else []
+    target = ["--site", site, *asked, "--digest"]
+    capsys.readouterr()
+    for command, behind in (("verify", []), ("exec", ["--dry-run", "--", "true"])):
+        for given in (digest, digest.upper()):
+            assert printed(capsys, command, *target, given, *behind) == ""
+        assert cli.main([str(each) for each in (command, *target, "0" * 64, *behind)]) == 10
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"its digest is {digest}, not {'0' * 64}; next: apply the version" in line
+    report = json.loads(printed(capsys, "verify", *target, "0" * 64, "--json", code=10))
+    assert (report["code"], report["error"]["name"]) == (Exit.DIGEST, "digest")
+    assert (report["state"], report["digest"]) == ("overlaid", digest)
+    assert (report["error"]["expected"], report["error"]["found"]) == (
+        f"digest {'0' * 64}",
+        f"digest {digest}",
+    )
+
+
+def test_a_digest_of_what_is_not_whole_is_no_matter(
+    tmp_path: Path, worded: Overlay, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own exit code has the reason."""
+    site = cut(tmp_path)
+    for code in (Exit.PARTIAL, Exit.PRISTINE):
+        report = status(site)
+        printed(capsys, "verify", "--site", site, "--digest", report["digest"], code=code)
+        printed(capsys, "revert", "--site", site)
+
+
+@pytest.mark.parametrize("digest", ["", "0" * 12, "0" * 63, "0" * 65, "g" * 64, "٠" * 64])
+def test_a_malformed_digest_is_a_usage_error(
+    tmp_path: Path, worded: Overlay, capsys: pytest.CaptureFixture[str], digest: str
+) -> None:
+    site = whole(tmp_path)
+    for command, behind in (("verify", []), ("exec", ["--", "false"])):
+        capsys.readouterr()
+        assert cli.main([command, "--site", str(site), f"--digest={digest}", *behind]) == Exit.USAGE
+        assert f"--digest={digest} is not a digest" in capsys.readouterr().err
+    report = printed(capsys, "verify", "--site", site, f"--digest={digest}", "--json", code=2)
+    assert json.loads(report)["error"]["name"] == "usage"
