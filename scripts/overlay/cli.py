@@ -19,7 +19,7 @@ from overlay.errors import Exit, OverlayError, denied, usage
 from overlay.extras import described
 from overlay.installation import Installation, locate
 from overlay.refusal import describe, refusal
-from overlay.source import Overlay
+from overlay.source import PIN, Overlay
 from overlay.state import Inspection, State
 
 #: The copy of the overlay that is applied.
@@ -215,12 +215,13 @@ def _status(args: argparse.Namespace) -> int:
         _print_json(args, Outcome(inspection), problem)
         return code
     _head(inspection)
-    _say(f"overlay {inspection.overlay.pin.overlay}, digest {inspection.digest}")
-    compared = inspection.by_installed or inspection
+    compared = inspection.compared
+    version = "" if compared.unknown else f"overlay {compared.overlay.pin.overlay}, "
+    _say(f"{version}digest {compared.digest}")
     for line in parts.lines(compared.overlay):
         _say(line)
     _files(inspection, compared, args.verbose)
-    if problem and compared.unknown:
+    if problem and (compared.unknown or inspection.beyond):
         _say(f"why: {problem.subject}: {problem.reason}")
     if problem and (compared.unknown or compared.state is not State.FOREIGN):
         _say(f"next: {problem.next_step}")
@@ -286,14 +287,23 @@ def _exec(args: argparse.Namespace) -> int:
 
 def _doctor(args: argparse.Namespace) -> int:
     """Print the findings; return the exit code that `apply` would have."""
-    code, lines = commands.diagnose(installation(args), Overlay.load(ROOT), _choice(args))
+    target, overlay = installation(args), Overlay.load(ROOT)
+    diagnosis = commands.diagnose(target, overlay, _choice(args))
     if args.json:
-        findings = [{"about": about, "text": text} for about, text in lines]
-        print(json.dumps({"command": "doctor", "code": code, "findings": findings}))
-        return code
-    for about, text in lines:
-        _say(f"{about:<9} {text}")
-    return code
+        seen = diagnosis.inspection
+        facts = {
+            **_place(target, overlay),
+            "state": seen and seen.condition.value,
+            "installed": seen and _installed(seen),
+            "digest": seen and seen.compared.digest,
+            "digest_after": diagnosis.digest_after,
+            "findings": [{"about": about, "text": text} for about, text in diagnosis.findings],
+        }
+        _print_facts(args, facts, diagnosis.error)
+    else:
+        for about, text in diagnosis.findings:
+            _say(f"{about:<9} {text}")
+    return diagnosis.error.code if diagnosis.error else Exit.DONE
 
 
 def _diff(args: argparse.Namespace) -> int:
@@ -312,44 +322,57 @@ def _diff(args: argparse.Namespace) -> int:
 
 def _head(inspection: Inspection) -> None:
     installation = inspection.installation
-    state = inspection.state.value
-    if inspection.by_installed:
-        by = "by" if inspection.replaceable else "to"
-        state = f"{inspection.by_installed.state.value} {by} overlay {inspection.installed_version}"
-    _say(f"{installation.site}: {installation.title}, {state}")
+    _say(f"{installation.site}: {installation.title}, {inspection.described}")
 
 
 def _print_json(
     args: argparse.Namespace, outcome: Outcome, problem: OverlayError | None = None
 ) -> None:
     inspection = outcome.inspection
-    installation, installed = inspection.installation, inspection.by_installed
-    laid = (installed or inspection).overlay
+    compared = inspection.compared
     facts = {
         "dry_run": args.dry_run,
-        "site": str(installation.site),
-        "distribution": installation.distribution,
-        "version": installation.version,
-        "interpreter": installation.interpreter and str(installation.interpreter),
-        "overlay": inspection.overlay.pin.overlay,
-        "release": inspection.overlay.pin.release,
-        "left_out": list(laid.pin.without),
-        "extra": described(laid),
-        "state": inspection.state.value,
-        "digest": inspection.digest,
+        **_place(inspection.installation, inspection.overlay),
+        "left_out": list(compared.overlay.pin.without),
+        "extra": described(compared.overlay),
+        "state": inspection.condition.value,
+        "installed": _installed(inspection),
+        "digest": compared.digest,
         "files": [
             {"path": file.path, "state": file.state.value, "sha256": file.sha256}
-            | ({"known": describe(inspection, file)} if file.state is State.FOREIGN else {})
-            for file in inspection.files
+            | ({"known": describe(compared, file)} if file.state is State.FOREIGN else {})
+            for file in (*compared.files, *inspection.beyond)
         ],
-        "record": inspection.record and inspection.record.value,
-        "leftovers": inspection.leftovers,
-        "stale": inspection.stale,
+        "record": compared.record and compared.record.value,
+        "leftovers": compared.leftovers,
+        "stale": compared.stale,
         "changed": outcome.changed,
         "digest_after": outcome.digest_after,
         "notes": outcome.notes,
     }
     _print_facts(args, facts, problem)
+
+
+def _place(target: Installation, overlay: Overlay) -> Mapping[str, str | None]:
+    """Return the installation, this copy of the overlay, and the release that it is for."""
+    return {
+        "site": str(target.site),
+        "distribution": target.distribution,
+        "version": target.version,
+        "interpreter": str(target.interpreter) if target.interpreter else None,
+        "overlay": overlay.pin.overlay,
+        "release": overlay.pin.release,
+    }
+
+
+def _installed(inspection: Inspection) -> Mapping[str, str] | None:
+    """Return the installed version, its digest and its state; None if none could be checked."""
+    compared = inspection.compared
+    checked = inspection.condition is not State.FOREIGN
+    if not checked or compared.file(PIN).state is not State.OVERLAID:
+        return None
+    version, state = compared.overlay.pin.overlay, compared.state.value
+    return {"version": version, "digest": compared.digest, "state": state}
 
 
 def _print_facts(

@@ -20,7 +20,7 @@ from overlay.installation import Installation
 from overlay.interpreter import MARK, NoAnswer, answer
 from overlay.parts import Choice, lines, recognise, survey
 from overlay.processes import serving
-from overlay.refusal import laying, refusal, refuse_foreign
+from overlay.refusal import laying, refuse_foreign
 from overlay.source import Overlay
 from overlay.state import Inspection, State, inspect
 
@@ -86,8 +86,8 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
             notes.append(
                 f"replaces {version} with overlay {overlay.pin.overlay}{overlay.selection}"
             )
-            if rest := [f for f in inspection.foreign_files if f.path not in installed.paths]:
-                raise refusal(inspection, rest)
+            if inspection.beyond:
+                refuse_foreign(inspection)
             changed = sorted(inspection.paths | installed.paths)
         else:
             refuse_foreign(inspection)
@@ -264,26 +264,43 @@ def _lines(data: bytes) -> list[str]:
     return [line + "\n" for line in text.removesuffix("\n").split("\n")] if text else []
 
 
-def diagnose(
-    installation: Installation, overlay: Overlay, choice: Choice
-) -> tuple[Exit, list[tuple[str, str]]]:
-    """Return the exit code of an ``apply`` with this choice, and pairs of a label and a line."""
+@dataclass
+class Diagnosis:
+    """What doctor reports.
+
+    ``findings`` are pairs of a label and a line. ``inspection`` is None if the installation cannot
+    be read. ``digest_after`` is None, and ``error`` set, if `apply` would be refused.
+    """
+
+    findings: list[tuple[str, str]]
+    inspection: Inspection | None = None
+    digest_after: str | None = None
+    error: OverlayError | None = None
+
+
+def diagnose(installation: Installation, overlay: Overlay, choice: Choice) -> Diagnosis:
+    """Report on an installation, and on the effect of an ``apply`` with this choice."""
     python = installation.interpreter
     found = [("vLLM", f"{installation.title} in {installation.site}")]
     found.append(("Python", str(python) if python else "none found: name one with --python"))
     processes = list(serving(installation)) or ["no visible process"]
     found += [("serving", process) for process in processes]
     found += _acting(overlay)
+    diagnosis = Diagnosis(found)
     try:
+        diagnosis.inspection = recognise(installation, overlay)
+        found.append(("state", diagnosis.inspection.described))
         outcome = apply(installation, overlay, Options(dry_run=True, choice=choice))
     except OverlayError as error:
-        code, would = error.code, f" would be refused: {error.line}"
+        diagnosis.error, would = error, f" would be refused: {error.line}"
     else:
+        diagnosis.digest_after = outcome.digest_after
         found.append(("digest", f"after apply: {outcome.digest_after}"))
         changed = len(outcome.changed)
         would = f"would change {changed} files" if changed else "has nothing to do"
-        code, would = Exit.DONE, f"{outcome.inspection.overlay.selection} {would}"
-    return code, [*found, ("apply", f"of overlay {overlay.pin.overlay}{would}")]
+        would = f"{outcome.inspection.overlay.selection} {would}"
+    found.append(("apply", f"of overlay {overlay.pin.overlay}{would}"))
+    return diagnosis
 
 
 def _acting(overlay: Overlay) -> list[tuple[str, str]]:

@@ -31,9 +31,8 @@ def refuse_foreign(inspection: Inspection) -> None:
     if not files:
         return
     installed = inspection.by_installed
-    if installed and not inspection.replaceable:
-        others = [file for file in files if file.path not in installed.paths]
-        files = [*installed.foreign_files, *others]
+    if installed and inspection.condition is State.FOREIGN:
+        files = [*installed.foreign_files, *inspection.beyond]
     raise refusal(inspection, files)
 
 

@@ -34,6 +34,7 @@ class State(enum.Enum):
     FOREIGN = "foreign"
     MISSING = "missing"
     ABSENT = "absent"
+    OTHER = "other"
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,33 @@ class Inspection:
             return None  # A damaged provenance: the installation stays foreign.
         _require_patches(installed)
         return installed
+
+    @property
+    def beyond(self) -> list[FileState]:
+        """Foreign files that :attr:`by_installed` does not know; empty without it."""
+        known = self.by_installed.paths if self.by_installed else self.paths
+        return [file for file in self.foreign_files if file.path not in known]
+
+    @property
+    def compared(self) -> Inspection:
+        """Comparison with the installed version if its record was checked, else this one."""
+        return self.by_installed or self
+
+    @property
+    def condition(self) -> State:
+        """The state, with OTHER for another version or part that `apply` replaces."""
+        return State.OTHER if self.replaceable and not self.beyond else self.state
+
+    @property
+    def described(self) -> str:
+        """The state and, if it is not this one, the installed version."""
+        installed, version = self.by_installed, self.installed_version
+        if installed is None:
+            return self.state.value
+        if not self.replaceable:
+            return f"foreign to overlay {version}"
+        rest = f", foreign to overlay {self.overlay.pin.overlay}" if self.beyond else ""
+        return f"{installed.state.value} by overlay {version}{rest}"
 
     @property
     def unknown(self) -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import platform
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from overlay.errors import Exit
 from support.sites import OVERLAY, REPO, run
 
 SCHEMA = json.loads((REPO / "docs" / "status.schema.json").read_text())
-COMMANDS = ("status", "verify", "apply", "revert")
+COMMANDS = ("status", "verify", "apply", "revert", "doctor")
+WRITES = ("apply", "revert")
 
 
 def report(command: str, site: Path, *flags: str) -> Any:
@@ -25,11 +27,14 @@ def report(command: str, site: Path, *flags: str) -> Any:
 
 
 def test_every_state_and_outcome_fits_the_schema(site: Path, tmp_path: Path) -> None:
+    (info,) = site.glob("*.dist-info")
+
     def states(*expected: str) -> None:
-        seen = [report(command, site).get("state") for command in COMMANDS[:2]]
-        assert seen == [*expected] * 2
+        seen = [report(name, site).get("state") for name in ("status", "verify", "doctor")]
+        assert seen == [*expected] * 3
         for command in COMMANDS:
-            report(command, site, *(["--dry-run"] if command in COMMANDS[2:] else []))
+            message = report(command, site, *(["--dry-run"] if command in WRITES else []))
+            assert message["host"] == platform.node()
 
     states("pristine")
     assert report("apply", site)["changed"]
@@ -38,11 +43,16 @@ def test_every_state_and_outcome_fits_the_schema(site: Path, tmp_path: Path) -> 
     ours = target.read_bytes()
     (site / OVERLAY.added[0]).unlink()
     states("partial")
+    part = report("verify", site, "--leave=vllm/v1/engine/core.py")
+    assert (part["state"], part["installed"]["state"]) == ("other", "partial")
     target.write_bytes(ours + b"# mine\n")
     states("foreign")
     target.unlink()
     states("foreign")
     (tmp_path / "empty").mkdir()
+    info.rename(tmp_path / "metadata")
+    for command in ("status", "verify", "doctor"):
+        assert report(command, site)["distribution"] is None
     for command in COMMANDS:
         absent = report(command, tmp_path / "empty")
         assert (absent["state"], absent["code"]) == ("absent", Exit.ABSENT)

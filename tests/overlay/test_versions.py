@@ -8,6 +8,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from overlay import cli, commands
@@ -20,6 +21,7 @@ from overlay.source import Overlay
 from overlay.state import inspect
 from support import mini, sites
 from support.sites import OVERLAY, REPO, snapshot
+from vllm.v1.readiness.engine import identity
 
 PROVENANCE = f"{PACKAGE}/provenance"
 PATCH = f"{PROVENANCE}/patches/0001-all.patch"
@@ -59,6 +61,98 @@ def test_another_version_is_named_and_replaced(
     assert replaced in capsys.readouterr().out
     assert run("verify", older) == Exit.DONE
     assert (older / "vllm" / "one.py").read_bytes() == mini.OVERLAID["vllm/one.py"]
+
+
+def answer(command: str, site: Path, capsys: pytest.CaptureFixture[str], *options: str) -> Any:
+    """What a command prints with --json."""
+    capsys.readouterr()
+    run(command, site, "--json", *options)
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("state", ["overlaid", "partial"])
+@pytest.mark.parametrize("command", ["status", "verify", "doctor"])
+def test_another_version_is_a_state_with_its_own_version_and_digest(
+    older: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    state: str,
+) -> None:
+    """The digest is the one that its own status prints and its engine logs."""
+    if state == "partial":
+        (older / PACKAGE / "a.py").unlink()
+    report = answer(command, older, capsys)
+    shown = "\n".join(f"{line} " for line in printed("status", older, capsys))
+    with monkeypatch.context() as patch:
+        patch.setattr(cli, "ROOT", tmp_path / "other")
+        own = answer("status", older, capsys)
+    assert own["state"] == state
+    assert own["digest"] == identity.digest(older / PROVENANCE, older)
+    assert report["state"] == "other"
+    installed = {"version": "0.0.1", "digest": own["digest"], "state": state}
+    assert report["installed"] == own["installed"] == installed
+    assert report["digest"] == own["digest"]
+    assert (report["overlay"], report["code"]) == ("0.0.2", 0 if command == "doctor" else 5)
+    assert f"\noverlay 0.0.1, digest {own['digest']} \n" in shown
+    if command != "doctor":
+        for key in ("files", "leftovers", "stale", "record"):
+            assert report[key] == own[key]
+    assert run("apply", older) == Exit.DONE
+    now = answer("status", older, capsys)
+    assert (now["state"], now["installed"]["version"]) == ("overlaid", "0.0.2")
+    assert now["installed"]["digest"] == now["digest"] != own["digest"]
+    assert run("revert", older) == Exit.DONE
+    assert answer("status", older, capsys)["installed"] is None
+
+
+def printed(command: str, site: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines of a command's report."""
+    capsys.readouterr()
+    run(command, site)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_doctor_names_the_state_and_the_installed_version(
+    older: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "state     overlaid by overlay 0.0.1" in printed("doctor", older, capsys)
+    (older / PACKAGE / "a.py").unlink()
+    assert "state     partial by overlay 0.0.1" in printed("doctor", older, capsys)
+    assert run("apply", older) == Exit.DONE
+    (older / PACKAGE / "a.py").unlink()
+    assert "state     partial" in printed("doctor", older, capsys)
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_a_file_that_only_this_version_changes_makes_another_version_foreign(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    extended: bool,
+) -> None:
+    """`apply` could not replace it: the advice is about the file."""
+    site = mini.install(tmp_path / "site")
+    one = "vllm/one.py"
+    first = mini.overlay(
+        tmp_path / "first", {one: mini.PRISTINE[one]}, {one: mini.OVERLAID[one]}, mini.OURS
+    )
+    mini.lay(first, site)
+    newer = mini.overlay(tmp_path / "newer", version="0.0.2")
+    monkeypatch.setattr(cli, "ROOT", newer.root)
+    assert answer("status", site, capsys)["state"] == "other"
+    two = site / "vllm/v1/two.py"
+    two.write_bytes(two.read_bytes() + b"# mine\n") if extended else two.unlink()
+    for command in ("status", "verify", "doctor"):
+        report = answer(command, site, capsys)
+        assert (report["state"], report["installed"], report["code"]) == ("foreign", None, 5)
+        assert report["error"]["subject"] == str(two)
+    lines = printed("status", site, capsys)
+    assert lines[0].endswith(", overlaid by overlay 0.0.1, foreign to overlay 0.0.2")
+    assert f"why: {two}: is neither upstream's nor the overlay's" in lines
+    assert run("apply", site) == Exit.FOREIGN
+    assert run("revert", site) == Exit.DONE
 
 
 def test_another_version_that_is_partial_is_named(
@@ -104,9 +198,12 @@ def a_forged_patch(site: Path) -> None:
 
 @pytest.mark.parametrize("tamper", [a_foreign_file, a_forged_checksum_of_upstream, a_forged_patch])
 def test_another_version_that_was_tampered_with_is_refused(
-    older: Path, tamper: Callable[[Path], None]
+    older: Path, tamper: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     tamper(older)
+    for command in ("status", "verify", "doctor"):
+        report = answer(command, older, capsys)
+        assert (report["state"], report["installed"]) == ("foreign", None)
     before = snapshot(older)
     for command in ("apply", "revert"):
         assert run(command, older) == Exit.FOREIGN
