@@ -99,9 +99,12 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     sub = command(every, "diff", _diff, "show the overlay's changes to upstream's files")
     sub.add_argument("--full", action="store_true", help="show whole files")
     sub.add_argument("--added", action="store_true", help="show the overlay's own files, too")
-    parser.set_defaults(leave=[], extra=None)
+    parser.set_defaults(leave=[], extra=None, allow_downgrade=False)
     leave = "leave this file unchanged, for example vllm/v1/sample/sampler.py"
+    older = "let apply replace a newer version of the overlay"
     for name, sub in every.choices.items():
+        if name in ("apply", "doctor"):
+            sub.add_argument("--allow-downgrade", action="store_true", help=older)
         if name != "revert":
             group = sub.add_argument_group("selection")
             group.add_argument("--leave", metavar="FILE", action="append", default=[], help=leave)
@@ -191,7 +194,7 @@ def _change(
 ) -> int:
     if not args.wait >= 0:  # nor a NaN
         raise usage(f"--wait={args.wait:g} is no time", "give seconds, 0 or more")
-    options = Options(args.dry_run, args.force, args.wait, _choice(args))
+    options = Options(args.dry_run, args.force, args.wait, _choice(args), args.allow_downgrade)
     outcome = change(installation(args), Overlay.load(ROOT), options)
     if args.json:
         _print_json(args, outcome)
@@ -288,7 +291,8 @@ def _exec(args: argparse.Namespace) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     """Print the findings; return the exit code that `apply` would have."""
     target, overlay = installation(args), Overlay.load(ROOT)
-    diagnosis = commands.diagnose(target, overlay, _choice(args))
+    options = Options(dry_run=True, choice=_choice(args), downgrade=args.allow_downgrade)
+    diagnosis = commands.diagnose(target, overlay, options)
     if args.json:
         seen = diagnosis.inspection
         facts = {

@@ -59,12 +59,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a command that writes; ``wait`` is the timeout for another run, in seconds."""
+    """Options of a command that writes.
+
+    ``wait`` is the timeout for another run, in seconds. ``downgrade`` lets `apply` replace a newer
+    version.
+    """
 
     dry_run: bool = False
     force: bool = False
     wait: float = 30.0
     choice: Choice = WHOLE
+    downgrade: bool = False
 
 
 def apply(installation: Installation, overlay: Overlay, options: Options) -> Outcome:
@@ -86,7 +91,7 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
             notes.append(
                 f"replaces {version} with overlay {overlay.pin.overlay}{overlay.selection}"
             )
-            if inspection.beyond:
+            if inspection.beyond or (inspection.downgrades is not False and not options.downgrade):
                 refuse_foreign(inspection)
             changed = sorted(inspection.paths | installed.paths)
         else:
@@ -278,8 +283,8 @@ class Diagnosis:
     error: OverlayError | None = None
 
 
-def diagnose(installation: Installation, overlay: Overlay, choice: Choice) -> Diagnosis:
-    """Report on an installation, and on the effect of an ``apply`` with this choice."""
+def diagnose(installation: Installation, overlay: Overlay, options: Options) -> Diagnosis:
+    """Report on an installation, and on an ``apply`` with these options, a dry run."""
     python = installation.interpreter
     found = [("vLLM", f"{installation.title} in {installation.site}")]
     found.append(("Python", str(python) if python else "none found: name one with --python"))
@@ -290,7 +295,7 @@ def diagnose(installation: Installation, overlay: Overlay, choice: Choice) -> Di
     try:
         diagnosis.inspection = recognise(installation, overlay)
         found.append(("state", diagnosis.inspection.described))
-        outcome = apply(installation, overlay, Options(dry_run=True, choice=choice))
+        outcome = apply(installation, overlay, options)
     except OverlayError as error:
         diagnosis.error, would = error, f" would be refused: {error.line}"
     else:

@@ -18,6 +18,8 @@ from overlay.words import leaving, words_of
 
 #: Placeholder for an unknown directory of extra patches.
 UNKNOWN = "DIR"
+#: What the message about another version says of this one, by :attr:`Inspection.downgrades`.
+_ORDER = {False: "", True: ", which is older", None: ", and their order is unknown"}
 #: A comment in which a patcher names itself. The upstream files that we patch have none.
 _PATCHER = re.compile(
     rb"^\s*#.*\b((patched|modified|changed|edited|ported)\s+by|back-?ported|patched\s+for)\b",
@@ -58,10 +60,11 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
     if installed and file.path in installed.paths:
         if inspection.replaceable:
             part = "in part " if installed.state is State.PARTIAL else ""
+            order = _ORDER[inspection.downgrades]
             return OverlayError(
                 Exit.FOREIGN,
                 f"is overlaid {part}by overlay {inspection.installed_version}; "
-                f"this is {pin.overlay}{overlay.selection}",
+                f"this is {pin.overlay}{overlay.selection}{order}",
                 subject=installation.site,
                 next_step=f"{laying(inspection)} replaces it with this one, `revert` removes it",
             )
@@ -140,12 +143,12 @@ def _leaving(inspection: Inspection, files: Sequence[FileState]) -> str | None:
         return None
     if not paths or not all(words_of(base, path) for path in paths):
         return None
-    return _apply((*_asked(inspection), *(f"--leave={path}" for path in paths)))
+    return _apply(inspection, (f"--leave={path}" for path in paths))
 
 
 def laying(inspection: Inspection) -> str:
     """Return the ``apply`` command for the selected part, by default the installed part."""
-    return _apply(_asked(inspection))
+    return _apply(inspection, ())
 
 
 def options(leave: Iterable[str], extra: str | None) -> tuple[str, ...]:
@@ -154,8 +157,11 @@ def options(leave: Iterable[str], extra: str | None) -> tuple[str, ...]:
     return (*(f"--leave={path}" for path in leave), *named)
 
 
-def _apply(options: Iterable[str]) -> str:
-    return f"`{' '.join(('apply', *dict.fromkeys(options)))}`"
+def _apply(inspection: Inspection, more: Iterable[str]) -> str:
+    named = [*_asked(inspection), *more]
+    if inspection.replaceable and inspection.downgrades is not False:
+        named.append("--allow-downgrade")
+    return f"`{' '.join(('apply', *dict.fromkeys(named)))}`"
 
 
 def _asked(inspection: Inspection) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from overlay.installation import Installation
 from overlay.interpreter import Hung
 from overlay.pin import PACKAGE, sha256
 from overlay.source import MARK, PIN, PROVENANCE, Overlay
+from overlay.versions import newer
 
 #: Descriptions of traces of a version without provenance.
 LINES = "lines of another version of the overlay"
@@ -177,6 +178,12 @@ class Inspection:
         if version == base.pin.overlay and overlay.pin_bytes != base.pin_bytes:
             version += "" if overlay.selection else " (another state)"
         return version + overlay.selection
+
+    @property
+    def downgrades(self) -> bool | None:
+        """Whether the installed version is newer than this one; None if the order is unknown."""
+        installed = self.by_installed or self
+        return newer(installed.overlay.pin.overlay, self.overlay.pin.overlay)
 
     def pristine(self, path: str) -> bytes:
         """Return a target's pristine bytes, from the pristine or the overlaid file."""

@@ -1,0 +1,124 @@
+"""An older version over a newer one: refused, unless a flag says so."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from overlay import cli
+from overlay.errors import Exit
+from overlay.pin import PACKAGE
+from overlay.versions import newer
+from packaging.version import Version
+from support import mini
+from support.sites import snapshot
+
+NUMBERS = st.integers(0, 12).map(str)
+WORDS = st.sampled_from(["a", "b", "rc", "c", "alpha", "beta", "pre", "preview"])
+SEPARATORS = st.sampled_from(["", ".", "-", "_"])
+NUMBERED = st.tuples(SEPARATORS, NUMBERS).map("".join) | st.just("")
+
+
+def optional(*parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.just("") | st.tuples(*parts).map("".join)
+
+
+VERSIONS = st.tuples(
+    st.sampled_from(["", "v", "1!"]),
+    st.lists(NUMBERS, min_size=1, max_size=4).map(".".join),
+    optional(SEPARATORS, WORDS, NUMBERED),
+    optional(SEPARATORS, st.sampled_from(["post", "rev", "r"]), NUMBERED)
+    | NUMBERS.map("-{}".format),
+    optional(SEPARATORS, st.just("dev"), NUMBERED),
+    optional(st.sampled_from(["+g1a2b3c4", "+1", "+cpu"])),
+).map("".join)
+
+
+def public(version: str) -> Version:
+    return Version(Version(version).public)
+
+
+@given(VERSIONS, VERSIONS)
+@example("0.10.0", "0.9.0")
+@example("0.10.0.dev2", "0.10.0a1")
+@example("0.10.0+g1", "0.10.0")
+@example("1.0.0.post1.dev1", "1")
+@example("1.0RC1", "1.0c1")
+def test_versions_have_the_order_of_pep_440(one: str, other: str) -> None:
+    assert newer(one, other) is (public(one) > public(other))
+
+
+@pytest.mark.parametrize("text", ["", "x", "1.x", "1..2", "1.0-", "٣.1", "1" * 5000, "1 "])
+def test_what_is_no_version_has_no_order(text: str) -> None:
+    assert newer(text, "1") is newer("1", text) is None
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """An installation that version 0.0.10 was laid over."""
+    site = mini.install(tmp_path / "site")
+    mini.lay(mini.overlay(tmp_path / "newer", ours=mini.MORE, version="0.0.10"), site)
+    return site
+
+
+@pytest.fixture(params=["0.0.9", "0.0.10.dev1", "0.0.9+g1a2b3c4"])
+def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """An older version, which the command line lays."""
+    version = str(request.param)
+    monkeypatch.setattr(cli, "ROOT", mini.overlay(tmp_path / "older", version=version).root)
+    return version
+
+
+def run(command: str, site: Path, *options: str) -> int:
+    return cli.main([command, "--site", str(site), *options])
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_newer_version_is_replaced_with_the_flag_alone(
+    site: Path, older: str, capsys: pytest.CaptureFixture[str], partial: bool
+) -> None:
+    if partial:
+        (site / PACKAGE / "a.py").unlink()
+    before = snapshot(site)
+    for command in (["apply"], ["apply", "--dry-run"], ["verify"]):
+        assert run(command[0], site, *command[1:]) == Exit.FOREIGN
+        message = capsys.readouterr().err
+        assert f"by overlay 0.0.10; this is {older}, which is older" in message
+        assert " --allow-downgrade` replaces it with this one" in message
+        assert snapshot(site) == before
+    for command in (["status"], ["doctor"]):
+        assert run(command[0], site) == Exit.FOREIGN
+        assert "--allow-downgrade`" in capsys.readouterr().out
+    run("apply", site, "--json")
+    assert json.loads(capsys.readouterr().out)["error"]["name"] == "foreign"
+    assert run("apply", site, "--allow-downgrade", "--dry-run") == Exit.DONE
+    assert snapshot(site) == before
+    assert run("apply", site, "--allow-downgrade") == Exit.DONE
+    assert f"replaces overlay 0.0.10 with overlay {older}" in capsys.readouterr().out
+    assert run("verify", site) == run("apply", site) == Exit.DONE
+
+
+def test_a_newer_version_is_taken_off_without_it(site: Path, older: str) -> None:
+    assert run("revert", site) == Exit.DONE
+    assert run("apply", site) == Exit.DONE
+
+
+@pytest.mark.parametrize("version", ["0.0.10+g1a2b3c4", "0.0.10", "0.0.10.post1", "0.1"])
+def test_another_commit_of_a_version_and_a_newer_one_need_no_flag(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(cli, "ROOT", mini.overlay(tmp_path / "ours", version=version).root)
+    assert run("apply", site) == Exit.DONE
+
+
+def test_a_version_without_an_order_needs_the_flag(
+    site: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cli, "ROOT", mini.overlay(tmp_path / "ours", version="mine").root)
+    assert run("apply", site) == Exit.FOREIGN
+    assert "this is mine, and their order is unknown" in capsys.readouterr().err
+    assert run("apply", site, "--allow-downgrade") == Exit.DONE
