@@ -17,6 +17,7 @@ from overlay.arguments import command, program
 from overlay.commands import Options, Outcome
 from overlay.errors import Exit, OverlayError, denied, usage
 from overlay.extras import described
+from overlay.files import head
 from overlay.installation import Installation, locate
 from overlay.refusal import describe, refusal
 from overlay.source import PIN, Overlay
@@ -63,6 +64,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser, every = program(
         _NAME, "Apply the readiness overlay to an installed vLLM, and revert it."
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the overlay's version")
     applies = "apply the overlay to an installation, after checking every file"
     reverts = "restore upstream's files, RECORD included, byte for byte"
     for name, change, done, text in (
@@ -112,6 +114,20 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
                 "--extra", action=arguments.Once, metavar="DIR", help="your own patches"
             )
     return parser
+
+
+class _Version(argparse.Action):
+    """Argparse action that prints the version of this copy, and ends the run."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print the version: an archive's or a wheel's own, else that of VERSION_PIN."""
+        try:
+            pin = Overlay.unproven(ROOT).pin
+        except OverlayError as error:
+            parser.exit(error.code, f"{parser.prog}: {error}\n")
+        version = head(ROOT / hints.VERSION, 100).decode(errors="replace").strip() or pin.overlay
+        _say(f"{parser.prog} {version} for vLLM {pin.release}")
+        parser.exit()
 
 
 def _choice(args: argparse.Namespace) -> parts.Choice:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 #: The checkout, the unpacked archive, or the package of the wheel.
 HOME = Path(__file__).resolve().parents[2]
+#: File in an archive and in a wheel with their version, which may have a label.
+VERSION = "VERSION"
 #: The wheel's command, and its package.
 COMMAND, WHEEL = "readiness-overlay", "readiness_overlay"
 

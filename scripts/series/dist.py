@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError, damaged
+from overlay.hints import VERSION
 from overlay.source import Overlay
 
 from series import git
@@ -55,7 +56,8 @@ def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> 
     """Build the archive and the wheel of the commit HEAD in ``build/dist``.
 
     The archive, ``vllm-readiness-overlay-VERSION.tar``, is not compressed, because compressors
-    differ between Python versions and the same commit must give the same bytes everywhere.
+    differ between Python versions and the same commit must give the same bytes everywhere. Unless
+    the tag ``vVERSION`` points at HEAD, the version has a local label, made of the commit.
 
     Args:
         root: the checkout.
@@ -84,7 +86,9 @@ def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> 
         vendor(overlay, upstream(overlay), dry_run=False)
         for path in overlay.added:
             overlay.added_bytes(path)
-        name = f"vllm-readiness-overlay-{overlay.pin.overlay}"
+        version = _version(root, overlay.pin.overlay)
+        write_file(head / VERSION, f"{version}\n".encode())
+        name = f"vllm-readiness-overlay-{version}"
         files = (f.relative_to(head).as_posix() for f in head.rglob("*") if f.is_file())
         data = io.BytesIO()
         with tarfile.open(fileobj=data, mode="w", format=tarfile.USTAR_FORMAT) as archive:
@@ -94,12 +98,24 @@ def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> 
                 info.mtime = time
                 info.mode = 0o755 if path in executable else 0o644
                 archive.addfile(info, io.BytesIO((head / path).read_bytes()))
-        built = dict([(f"{name}.tar", data.getvalue()), wheel(overlay, time)])
+        built = dict([(f"{name}.tar", data.getvalue()), wheel(overlay, version, time)])
     artifacts = {f"build/dist/{target}": content for target, content in built.items()}
     for target, content in artifacts.items():
         if not dry_run:
             write_file(root / target, content)
     return Artifacts(artifacts, overlay.digest)
+
+
+def _version(root: Path, released: str) -> str:
+    """Return ``released`` if HEAD has its tag; else with a local label of PEP 440.
+
+    The label has a fixed length: git's own abbreviation depends on the clone.
+    """
+    tag = f"refs/tags/v{released}"
+    tags = git.text(root, "for-each-ref", "--points-at=HEAD", "--format=%(refname)", tag)
+    if tag in tags.splitlines():
+        return released
+    return f"{released}+g{git.text(root, 'rev-parse', 'HEAD')[:12]}"
 
 
 def _committed(root: Path) -> Iterator[tuple[str, str, bytes]]:

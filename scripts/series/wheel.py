@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Mapping
 
 from overlay import record
-from overlay.hints import COMMAND, WHEEL
+from overlay.hints import COMMAND, VERSION, WHEEL
 from overlay.source import Overlay
 
 #: The first time that a zip archive can hold, 1980-01-01, in seconds.
@@ -42,19 +42,19 @@ _FORMAT = "Wheel-Version: 1.0\nGenerator: {command} ({version})\nRoot-Is-Purelib
 _TAG = "py3-none-any"
 
 
-def wheel(overlay: Overlay, seconds: int) -> tuple[str, bytes]:
+def wheel(overlay: Overlay, version: str, seconds: int) -> tuple[str, bytes]:
     """Return the name and the bytes of the wheel of ``overlay``.
 
-    ``seconds`` is the time of all files. Files are stored uncompressed, because compressors differ
-    between Python versions.
+    ``version`` is the wheel's, with a label unless it is released. ``seconds`` is the time of all
+    files. Files are stored uncompressed, because compressors differ between Python versions.
 
     Raises:
         OverlayError: a file of the overlay is missing, or fails its checksum.
     """
-    version = overlay.pin.overlay
     info = f"{WHEEL}-{version}.dist-info"
     facts = {"command": COMMAND, "version": version, "release": overlay.pin.release}
     files = {f"{WHEEL}/{path}": data for path, data in _package(overlay).items()}
+    files[f"{WHEEL}/{VERSION}"] = f"{version}\n".encode()
     texts = {
         "METADATA": _METADATA.format(**facts),
         "WHEEL": f"{_FORMAT.format(**facts)}Tag: {_TAG}\n",

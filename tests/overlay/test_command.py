@@ -61,6 +61,9 @@ def test_it_patches_the_environment_that_it_runs_from(tmp_path: Path, file: Path
     stock = snapshot(site)
     command = install(venv, file)
     other = environment(tmp_path / "other")
+    for start in ([command], [venv / "bin" / "python", "-m", "readiness_overlay"]):
+        version = f"{COMMAND} {OVERLAY.pin.overlay} for vLLM {OVERLAY.pin.release}\n"
+        assert run(*start, "--version").stdout == version
     pristine = run(command, "verify")
     assert pristine.returncode == Exit.PRISTINE
     assert pristine.stderr.endswith(f"; next: run `{COMMAND} apply`\n")

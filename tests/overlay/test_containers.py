@@ -88,6 +88,7 @@ def archive(root: Path) -> Path:
     checkout(root)
     for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "-m", "all"]):
         git(root, *command)
+    git(root, "tag", f"v{OVERLAY.pin.overlay}")  # The page names the archive of a release.
     done = run_package("series", "dist", "--site", UPSTREAM, root=root)
     assert done.returncode == Exit.DONE, done.stderr
     return root / "build" / "dist"

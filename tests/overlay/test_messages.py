@@ -62,6 +62,26 @@ def test_wrong_arguments_are_a_usage_error(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("given", [["--version"], ["--version", "status"]])
+def test_the_version_of_this_copy_is_printed(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(given)
+    assert not caught.value.code
+    assert capsys.readouterr().out == f"overlay {OVERLAY.pin.overlay} for vLLM {RELEASE}\n"
+
+
+def test_a_damaged_copy_has_no_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == Exit.FAULT
+    assert f"{tmp_path}/VERSION_PIN: cannot be read" in capsys.readouterr().err
+
+
 def findings(site: Path) -> dict[str, str]:
     """Return doctor's findings by subject; where a subject has several, the last."""
     done = run("doctor", "--site", site, "--json")

@@ -9,6 +9,7 @@ import sys
 import tarfile
 from pathlib import Path
 
+import packaging.version
 import pytest
 from overlay.errors import Exit
 from overlay.pin import PACKAGE, sha256
@@ -37,17 +38,22 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def commit(root: Path) -> None:
+def commit(root: Path, *options: str) -> None:
     git(root, "add", "--all")
-    git(root, "commit", "--quiet", "--message=all")
+    git(root, "commit", "--quiet", "--message=all", *options)
+
+
+def head(root: Path) -> str:
+    return git(root, "rev-parse", "HEAD").stdout.strip()
 
 
 def dist(root: Path, site: Path, **options: int) -> bytes:
     done = run_package("series", "dist", "--site", site, root=root, **options)
     assert done.returncode == Exit.DONE, done.stderr
     archive, wheel = sorted((root / "build" / "dist").iterdir(), key=lambda file: file.suffix)
-    assert archive.name == f"vllm-readiness-overlay-{OVERLAY.pin.overlay}.tar"
-    assert wheel.suffix == ".whl"
+    version = f"{OVERLAY.pin.overlay}+g{head(root)[:12]}"
+    assert archive.name == f"vllm-readiness-overlay-{version}.tar"
+    assert wheel.name == f"readiness_overlay-{version}-py3-none-any.whl"
     return archive.read_bytes() + wheel.read_bytes()
 
 
@@ -66,6 +72,46 @@ def test_it_prints_checksums_and_the_digest_that_apply_gives(root: Path, site: P
     assert report["digest_after"] == digest
     told = [*(f"{checksum}  {path}" for path, checksum in sums.items())]
     assert dry[2:] == lines[2:] == [*told, f"digest after apply: {digest}"]
+
+
+def names(root: Path, site: Path) -> list[str]:
+    """The names of the archive and the wheel, without their endings and tags."""
+    done = run_package("series", "dist", "--site", site, "--dry-run", "--json", root=root)
+    files = [Path(path).name for path in json.loads(done.stdout)["files"]]
+    tar, wheel = "vllm-readiness-overlay-", "readiness_overlay-"
+    assert files[0].startswith(tar)
+    assert files[1].startswith(wheel)
+    return [
+        files[0].removeprefix(tar).removesuffix(".tar"),
+        files[1].removeprefix(wheel).removesuffix("-py3-none-any.whl"),
+    ]
+
+
+def test_only_the_tagged_commit_has_the_name_of_the_release(
+    root: Path, site: Path, tmp_path: Path
+) -> None:
+    version = OVERLAY.pin.overlay
+    seen = set()
+    for tag in (f"v{version}/x", f"v{version}1", f"x{version}", "v0.0.1"):
+        git(root, "tag", tag)
+    git(root, "branch", f"v{version}")
+    git(root, "config", "core.abbrev", "5")
+    for number in range(2):
+        (root / "README.md").write_text(f"{number}\n")
+        commit(root)
+        label = f"{version}+g{head(root)[:12]}"
+        assert names(root, site) == [label] * 2
+        assert str(packaging.version.Version(label)) == label
+        seen.add(label)
+    assert len(seen) == 2
+    git(root, "tag", "--delete", f"v{version}/x")
+    for options in ([], ["--force", "--annotate", "--message=release"]):
+        git(root, "tag", *options, f"v{version}")
+        assert names(root, site) == [version] * 2
+    git(root, "clone", "--quiet", "--depth=1", f"file://{root}", str(tmp_path / "shallow"))
+    assert names(tmp_path / "shallow", site) == [version] * 2
+    commit(root, "--allow-empty")
+    assert names(root, site) == [f"{version}+g{head(root)[:12]}"] * 2
 
 
 def test_vendored_copies_are_the_pinned_ones(root: Path, site: Path) -> None:
@@ -143,6 +189,9 @@ def test_the_archive_applies_without_network_git_or_index(
     unshare = shutil.which("unshare") if os.geteuid() == 0 else None
     offline = [unshare, "--net"] if unshare else []
     tool = [*offline, sys.executable, str(unpacked / "scripts" / "overlay")]
+    version = subprocess.check_output([*tool, "--version"], text=True)
+    label = f"{OVERLAY.pin.overlay}+g{head(root)[:12]}"
+    assert version == f"overlay {label} for vLLM {OVERLAY.pin.release}\n"
     for command in ("apply", "verify", "revert", "apply"):
         if command == "revert":
             (unpacked / "vendor_overlay" / OVERLAY.targets[0]).unlink()

@@ -13,26 +13,27 @@ from series.wheel import wheel
 from support.sites import OVERLAY, REPO
 
 SECONDS = 1_700_000_000
+LABELLED = f"{OVERLAY.pin.overlay}+g0123456789ab"
 
 
 @pytest.fixture(scope="module")
 def archive() -> zipfile.ZipFile:
-    return zipfile.ZipFile(io.BytesIO(wheel(OVERLAY, SECONDS)[1]))
+    return zipfile.ZipFile(io.BytesIO(wheel(OVERLAY, LABELLED, SECONDS)[1]))
 
 
 def test_the_bytes_depend_on_the_commit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    name, data = wheel(OVERLAY, SECONDS)
+    name, data = wheel(OVERLAY, LABELLED, SECONDS)
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     umask = os.umask(0o077)
     try:
-        assert wheel(Overlay.load(REPO), SECONDS) == (name, data)
+        assert wheel(Overlay.load(REPO), LABELLED, SECONDS) == (name, data)
     finally:
         os.umask(umask)
         monkeypatch.undo()
         time.tzset()
-    assert wheel(OVERLAY, 0)[1] != data
-    assert name == f"readiness_overlay-{OVERLAY.pin.overlay}-py3-none-any.whl"
+    assert wheel(OVERLAY, LABELLED, 0)[1] != data
+    assert name == f"readiness_overlay-{LABELLED}-py3-none-any.whl"
 
 
 def test_its_times_and_modes_are_fixed(archive: zipfile.ZipFile) -> None:
@@ -50,7 +51,7 @@ def test_record_lists_every_file(archive: zipfile.ZipFile) -> None:
 def test_it_needs_no_package(archive: zipfile.ZipFile) -> None:
     (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
     fields = message_from_bytes(archive.read(metadata))
-    assert (fields["Name"], fields["Version"]) == ("readiness-overlay", OVERLAY.pin.overlay)
+    assert (fields["Name"], fields["Version"]) == ("readiness-overlay", LABELLED)
     assert fields.get_all("Requires-Dist") is None
 
 
@@ -60,5 +61,5 @@ def test_it_holds_the_overlay_and_nothing_of_upstream_s(archive: zipfile.ZipFile
     origins = {str(OVERLAY.origin_of(path).relative_to(REPO)) for path in OVERLAY.added}
     assert origins < names
     rest = {name for name in names - origins if not name.startswith("scripts/overlay/")}
-    assert rest == {"__init__.py", "__main__.py"}
+    assert rest == {"__init__.py", "__main__.py", "VERSION"}
     assert not {f"vendor_overlay/{path}" for path in OVERLAY.targets} & names

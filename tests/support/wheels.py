@@ -32,6 +32,6 @@ def wheel(requirement: str) -> Path:
 
 def ours(folder: Path) -> Path:
     """Build the wheel of this checkout in a directory. Returns: its file."""
-    name, data = build(OVERLAY, 1_700_000_000)
+    name, data = build(OVERLAY, OVERLAY.pin.overlay, 1_700_000_000)
     (folder / name).write_bytes(data)
     return folder / name
