@@ -151,8 +151,8 @@ FAILED_LOADS = _fix(
 KV_TRANSFERS = _fix(
     "kv-transfers", "core.kv_transfers", "core.in_flight", "inputs.restarts:Restarts", on_v2=True
 )
-#: A request keeps its LoRA adapter while others are loaded, pinned or removed.
-LORA_SLOTS = _fix("lora-slots", "engine.lora_slots", on_v2=True)
+#: A request keeps its LoRA adapter while others are loaded, pinned, removed or scheduled.
+LORA_SLOTS = _fix("lora-slots", "engine.lora_slots", "core.lora_limits", on_v2=True)
 #: An engine's processes read messages whose notification was lost.
 LOST_WAKEUPS = _fix("lost-wakeups", "engine.lost_wakeups", on_v2=True)
 #: A request skipped by a step keeps no draft placeholders.

@@ -12,6 +12,7 @@ __getattr__ = door(
     "failed_loads",
     "grammar_masks",
     "kv_transfers",
+    "lora_limits",
     "mamba_blocks",
     "mask_rows",
     "orphan_drafts",

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.output import CachedRequestData
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.core import bounds
+from vllm.v1.readiness.core import bounds, lora_limits
 from vllm.v1.readiness.engine import gauges, subclasses
 
 if TYPE_CHECKING:
@@ -102,6 +102,10 @@ class Running:
             if expected != computed:
                 others = compress(range(len(rows)), map(ne, expected, computed))
                 self.due = sorted({*self.due, *others})
+        #: Whether each row is left to upstream's loop, which counts the step's adapters.
+        self.crowded = lora_limits.crowded(self.scheduler)
+        if self.crowded:
+            self.due = [*range(len(rows))]
         self.next_due = 0
         #: Rows left to upstream's loop, ranges of rows scheduled here, and rows with new blocks.
         self.left: list[int] = []
@@ -153,7 +157,7 @@ class Running:
         request, computed = self.rows[row], self.computed[row]
         limits: bounds.Bounds = getattr(request, bounds.ATTRIBUTE, bounds.NEVER)
         self.outputs[row] = outputs = _outputs(request)
-        if computed >= limits.limit or outputs + self.bases[row] != computed:
+        if self.crowded or computed >= limits.limit or outputs + self.bases[row] != computed:
             return None
         blocks = self.cache.allocate(request, limits)
         self.nears[row] = limits.near
