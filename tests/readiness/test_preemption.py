@@ -14,10 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import modules
 from support.examples import draws
-from support.scheduling import make_scheduler, speculative_config
+from support.scheduling import Setup, make_scheduler, speculative_config
+from support.scheduling import make as make_of
+from support.scheduling import of_side as make_of_side
 from support.steps import PROMPT_LOGPROBS, WRONG, Steps, token
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.readiness.core.in_flight import of as in_flight_of
+from vllm.v1.request import Request
 
 FIX = "preemption"
 #: Makes a scheduler, given its drafts a step and its blocks.
@@ -185,3 +189,76 @@ def test_a_derived_scheduler_that_leaves_out_ours_is_left_to_upstream(leaves_out
     assert outcome(accepted_drafts_in_flight, lambda _: derived) == outcome(
         accepted_drafts_in_flight, pinned
     )
+
+
+def pipelined(side: str, blocks: int = 60) -> Any:
+    """A synchronous scheduler of a pipeline."""
+    setup = Setup(False, caching=False, blocks=blocks, seqs=4, pipeline=True, threshold=8)
+    return make_of_side(side, setup)
+
+
+def reset_in_flight(side: str, stages: int) -> Steps:
+    """A reset with a prompt's only step in flight, one with a decode, and one with neither."""
+    steps = Steps(pipelined(side), stages)
+    steps.add(4, 12)
+    for count in (1, 2, stages):
+        for _ in range(count):
+            steps.step()
+        steps.scheduler.reset_prefix_cache(reset_running_requests=True)
+    steps.finish()
+    return steps
+
+
+def want_of_blocks_in_flight(side: str, stages: int) -> Steps:
+    """Requests that outgrow the KV cache."""
+    steps = Steps(pipelined(side, 9), stages)
+    for prompt, max_tokens, count in ((3, 8, 3), (5, 5, 1), (5, 8, 3)):
+        steps.add(prompt, max_tokens)
+        for _ in range(count):
+            steps.step()
+    steps.finish()
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("case", "stages"), [(reset_in_flight, 2), (reset_in_flight, 3), (want_of_blocks_in_flight, 3)]
+)
+def test_a_synchronous_pipeline_delivers_no_token_twice(
+    side: str, case: Callable[[str, int], Steps], stages: int
+) -> None:
+    assert (case(side, stages).faults() == []) == (side == "ours")
+
+
+@given(script=SCRIPTS, seed=st.integers(0, 999), blocks=st.integers(6, 14))
+@draws(60)
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_a_synchronous_pipeline_delivers_every_token_in_order(
+    stages: int, script: Sequence[Any], seed: int, blocks: int
+) -> None:
+    steps = play(lambda _, blocks: pipelined("ours", blocks), script, seed, stages, 0, blocks)
+    assert steps.faults() == []
+    record = in_flight_of(steps.scheduler)
+    assert not (record.steps or record.dropped)
+
+
+@given(script=SCRIPTS, seed=st.integers(0, 999))
+@draws(30)
+def test_a_pipeline_without_preemption_is_scheduled_as_by_upstream(
+    script: Sequence[Any], seed: int
+) -> None:
+    script = [action for action in script if action[0] != "reset"]
+    theirs, own = (
+        play(lambda _, blocks, side=side: pipelined(side, blocks), script, seed, 3, 0, 200)
+        for side in ("pinned", "ours")
+    )
+    assert theirs.scheduled == own.scheduled
+
+
+def test_a_derived_pipeline_that_reads_outputs_itself_is_left_to_upstream() -> None:
+    kind = type(pipelined("ours"))
+    own = type("Own", (kind,), {"update_from_output": lambda self, *each: {}})
+    derived = make_of(Setup(False, caching=False, pipeline=True), own)
+    derived.add_request(Request("1", [1], SamplingParams(max_tokens=2), None))
+    derived.schedule()
+    derived.reset_prefix_cache(reset_running_requests=True)
+    assert derived.schedule().num_scheduled_tokens == {"1": 1}

@@ -12,9 +12,14 @@ miscounts these tokens in two cases:
 
 Here the scheduler tracks its in-flight steps. A reset drops only output of these steps. A request
 preempted for lack of blocks resumes once its in-flight tokens have been delivered.
+
+In a pipeline with synchronous scheduling, 0.22.0 resumes a preempted request while a step with it
+is in flight: both sample the same position, so a token is delivered twice. Here no request is
+admitted until that step has arrived.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
+# mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler._preempt_request
 # mirrors: vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_request_with_output
@@ -29,12 +34,17 @@ from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.core.sched.scheduler import Scheduler as Base
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 else:
     Base = object
+
+
+#: Attribute of the scheduler: whether it is a synchronous pipeline that the fix serves.
+_PIPELINE = "readiness_synchronous_pipeline"
 
 
 class StepsInFlight(Base):  # type: ignore[misc]
@@ -111,6 +121,50 @@ class StepsInFlight(Base):  # type: ignore[misc]
                 request.num_output_placeholders = 0
         self._preempted = awaited
         return bool(awaited)
+
+
+def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
+    """Add a scheduled step of a synchronous pipeline to the in-flight steps."""
+    if _is_synchronous_pipeline(scheduler):
+        in_flight.of(scheduler).schedule(step)
+
+
+def arrive(scheduler: "Scheduler", step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
+    """Remove a step of a synchronous pipeline from the in-flight steps."""
+    if _is_synchronous_pipeline(scheduler):
+        in_flight.of(scheduler).arrive(step, output)
+
+
+def awaits_steps(scheduler: "Scheduler") -> bool:
+    """Return whether a preempted request of a synchronous pipeline is in a step in flight."""
+    if not _is_synchronous_pipeline(scheduler):
+        return False
+    flying = in_flight.of(scheduler)
+    requests = scheduler.requests
+    return any(
+        name in requests
+        and requests[name].status == RequestStatus.PREEMPTED
+        and flying.awaits(name)
+        for step in flying.steps
+        for name in step.num_scheduled_tokens
+    )
+
+
+def _is_synchronous_pipeline(scheduler: "Scheduler") -> bool:
+    """Return whether the fix serves a scheduler that has steps in flight without placeholders."""
+    return subclasses.remembered(scheduler, _PIPELINE, lambda: _serves_pipeline(scheduler))
+
+
+def _serves_pipeline(scheduler: "Scheduler") -> bool:
+    if registry.PREEMPTION not in switch.enabled() or not scheduler.use_pp:
+        return False
+    kind = type(scheduler)
+    if isinstance(scheduler, StepsInFlight):
+        return False
+    if all(subclasses.ends_in_seam(kind, name) for name in ("schedule", "update_from_output")):
+        return True
+    subclasses.leave_scheduler(kind, registry.PREEMPTION, "preemption")
+    return False
 
 
 def _all_ours(scheduler: StepsInFlight) -> bool:
