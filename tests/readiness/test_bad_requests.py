@@ -5,6 +5,7 @@ its scheduler, its batch and its sampler. The pinned front end lets each request
 which is asserted as well, and with the fix off ours does.
 """
 
+import math
 from contextlib import nullcontext
 from decimal import Decimal
 from types import SimpleNamespace
@@ -382,6 +383,55 @@ def test_nan_is_refused(side: str, scheduler: Any, params: Any) -> None:
     refusal = pytest.raises(VLLMValidationError, match=f"{next(iter(params))}: nan")
     with refusal if side == "ours" else nullcontext():
         admit(side, scheduler, PROMPT, SamplingParams(**params, detokenize=False))
+
+
+#: Parameters by which one of the allowed tokens is left, or none if it is also a bad word.
+FORBIDDING: list[dict[str, Any]] = [
+    {"words": [[5], [6]]},
+    {"words": [[5]], "stop_token_ids": [6], "min_tokens": 2},
+    {"logit_bias": {5: -math.inf, 6: -math.inf}},
+    {"stop_token_ids": [5, 6, 7], "min_tokens": 1},
+]
+
+
+def forbid(allowed: list[int], words: Any = None, **params: Any) -> SamplingParams:
+    """Parameters with allowed tokens, and with bad words by their token ids."""
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=3, detokenize=False, allowed_token_ids=allowed, **params
+    )
+    sampling._bad_words_token_ids = words
+    return sampling
+
+
+@pytest.mark.parametrize("params", FORBIDDING, ids=str)
+def test_allowed_tokens_that_are_all_forbidden_are_refused(
+    side: str, scheduler: Any, params: dict[str, Any]
+) -> None:
+    if side == "ours":
+        with pytest.raises(VLLMValidationError, match="allowed_token_ids"):
+            admit(side, scheduler, PROMPT, forbid([5, 6], **params))
+        return
+    admitted = admit(side, scheduler, PROMPT, forbid([5, 6], **params))
+    if params.keys() == {"words"}:  # logits processors are not simulated here
+        assert serve(scheduler, admitted) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        *FORBIDDING,
+        {"words": [[5, 6], [6, 5], [9, 9]]},
+        {"stop_token_ids": [5, 6, 9]},
+        {"logit_bias": {5: -100.0, 6: -100.0, 9: -100.0}},
+    ],
+    ids=str,
+)
+def test_allowed_tokens_of_which_one_is_left_are_served(
+    scheduler: Any, params: dict[str, Any]
+) -> None:
+    allowed = [5, 6, 9]
+    reply = serve(scheduler, admit("ours", scheduler, PROMPT, forbid(allowed, **params)))
+    assert reply and set(reply) <= set(allowed)
 
 
 @pytest.mark.parametrize(

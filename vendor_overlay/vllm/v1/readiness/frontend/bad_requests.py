@@ -14,7 +14,9 @@ Stock 0.22.0's front end accepts requests that kill the engine, or never end:
 - values of a wrong type, such as ``max_tokens=16.0`` (:mod:`.request_types`);
 - more ``logprobs`` or ``prompt_logprobs`` than the vocabulary has tokens, if ``--max-logprobs``
   allows them: the step fails;
-- NaN as temperature, penalty or bias: all logits of the request become NaN.
+- NaN as temperature, penalty or bias: all logits of the request become NaN;
+- ``allowed_token_ids`` that ``bad_words``, ``min_tokens`` or a bias of -inf forbid: the sampler
+  returns token 0 (https://github.com/vllm-project/vllm/issues/57986).
 
 Here ``min_tokens`` is lowered to fit. The other requests are refused with an error.
 """
@@ -93,6 +95,7 @@ def check(
         room = min(room, params.max_tokens)
     params.min_tokens = min(params.min_tokens, max(0, room))
     params._verify_args()
+    _check_allowed_tokens(params)
 
 
 def check_message(processor: "InputProcessor", request: "EngineCoreRequest") -> "EngineCoreRequest":
@@ -123,6 +126,25 @@ def _check_types(params: "SamplingParams") -> None:
     if isinstance(params.logit_bias, dict):
         for bias in params.logit_bias.values():
             _refuse_nan("logit_bias", bias)
+
+
+def _check_allowed_tokens(params: "SamplingParams") -> None:
+    """Refuse a request whose allowed tokens are all forbidden as it begins.
+
+    Stop tokens do not count with a grammar, which may allow them before ``min_tokens``.
+    """
+    if not params.allowed_token_ids:
+        return
+    forbidden = {word[0] for word in params.bad_words_token_ids or () if len(word) == 1}
+    forbidden |= {token for token, bias in (params.logit_bias or {}).items() if bias == -math.inf}
+    if params.min_tokens and params.structured_outputs is None:
+        forbidden |= params.all_stop_token_ids
+    if forbidden.issuperset(params.allowed_token_ids):
+        raise VLLMValidationError(
+            "allowed_token_ids: bad_words, min_tokens or logit_bias forbid all of them.",
+            parameter="allowed_token_ids",
+            value=params.allowed_token_ids,
+        )
 
 
 def _check_seed(processor: "InputProcessor", params: "SamplingParams") -> None:
