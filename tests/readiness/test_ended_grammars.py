@@ -6,6 +6,7 @@ fix off. The oracle of drafts is the same request without drafts.
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from queue import Queue
@@ -32,6 +33,7 @@ from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
 CORE = "vllm/v1/engine/core.py"
 MANAGER = "vllm/v1/structured_output/__init__.py"
+UTILS = "vllm/v1/core/sched/utils.py"
 FIX = "closed-grammars"
 DRAFTS = 3
 LENGTH = 10
@@ -309,3 +311,62 @@ def test_a_prefix_reads_as_a_list_does(
     assert [token in prefix for token in range(10)] == [token in copy for token in range(10)]
     with pytest.raises(IndexError):
         prefix[len(copy)]
+
+
+def own_check(scheduler: Any) -> Any:
+    """Let one of our schedulers use our check for a request's end."""
+    if isinstance(scheduler, (Scheduler, AsyncScheduler)):
+        return nullcontext()
+    names = classes()[0].schedule.__globals__
+    return mock.patch.dict(names, check_stop=modules.overlaid(UTILS).check_stop)
+
+
+#: Grammars, the text that a model prefers, a stop token in it, and our reply.
+STOPPED = [
+    ({"regex": "[a1]{6}"}, "1a1a1a", "a", "111111"),
+    ({"regex": "a{6}"}, "a", "a", "aaaaaa"),
+    ({"regex": "x[1-3]{2}a{3}"}, "x1aaa", "ax", "x11aaa"),
+    ({"choice": ["true", "flat"]}, "flat", "f", "true"),
+]
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "drafts", "min_tokens"), [(False, 0, 3), (True, 0, 0), (True, DRAFTS, 0)]
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("grammar", "script", "stops", "text"), STOPPED)
+def test_a_stop_token_inside_a_grammar_does_not_cut_the_reply(
+    side: str,
+    grammar: dict[str, Any],
+    script: str,
+    stops: str,
+    text: str,
+    backend: str,
+    asynchronous: bool,
+    drafts: int,
+    min_tokens: int,
+) -> None:
+    scheduler = make_scheduler(side, asynchronous, drafts)
+    params = {"stop_token_ids": tokens(stops), "min_tokens": min_tokens}
+    with own_check(scheduler):
+        reply = replied(
+            scheduler, grammar, tokens(script), None, asynchronous, backend=backend, **params
+        )
+    assert (reply == ([*tokens(text), EOS], "stop")) == (side == "ours")
+
+
+def test_a_stop_token_ends_a_reply_where_its_grammar_may_end(side: str) -> None:
+    scheduler = make_scheduler(side)
+    with own_check(scheduler):
+        reply = replied(scheduler, SEVENS, tokens("77x7"), stop_token_ids=tokens("7"))
+    assert reply == ((tokens("77") if side == "ours" else tokens("7")), "stop")
+
+
+def test_a_stop_token_in_the_reasoning_ends_the_reply() -> None:
+    scheduler = make_scheduler("ours", reasoner=Delta)
+    with own_check(scheduler):
+        reply = replied(scheduler, {"regex": "x1"}, tokens("7x.x1"), stop_token_ids=tokens("x"))
+    assert reply == (tokens("7x"), "stop")
+    with own_check(scheduler):
+        reply = replied(scheduler, {"regex": "x1"}, tokens("77.x1"), stop_token_ids=tokens("x"))
+    assert reply == ([*tokens("77.x1"), EOS], "stop")

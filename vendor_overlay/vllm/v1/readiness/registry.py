@@ -125,6 +125,7 @@ CLOSED_GRAMMARS = _fix(
     "closed-grammars",
     "sample.closed_grammars:ClosedGrammars",
     "core.ended_grammars",
+    "core.grammar_stops",
     "core.mask_rows",
     "core.reasoning_ends",
     "frontend.grammar_pipelines",

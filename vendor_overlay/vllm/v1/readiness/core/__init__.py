@@ -11,6 +11,7 @@ __getattr__ = door(
     "ended_grammars",
     "failed_loads",
     "grammar_masks",
+    "grammar_stops",
     "kv_transfers",
     "lora_limits",
     "mamba_blocks",

@@ -17,7 +17,9 @@ nothing. Here each backend's grammar ends with the stop token, and later tokens 
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from vllm.v1.readiness import registry
+from vllm.v1.readiness.core import grammar_stops
 from vllm.v1.readiness.engine import switch
 from vllm.v1.structured_output.backend_guidance import GuidanceGrammar
 from vllm.v1.structured_output.backend_lm_format_enforcer import LMFormatEnforcerGrammar
@@ -25,6 +27,9 @@ from vllm.v1.structured_output.backend_outlines import OutlinesGrammar
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vllm.v1.request import Request
     from vllm.v1.structured_output.backend_types import (
         StructuredOutputBackend,
         StructuredOutputGrammar,
@@ -37,6 +42,33 @@ else:
 
 class _Ending(Base):  # type: ignore[misc, valid-type]
     """Mixin of a backend's grammar that accepts every token behind its end."""
+
+    #: None if only the grammar's own end stops the request.
+    readiness_stops: grammar_stops.Stops | None = None
+
+    def fill_bitmask(self, bitmask: torch.Tensor, idx: int) -> None:
+        """Fill a row of the bitmask; stop tokens are masked until the grammar may end."""
+        super().fill_bitmask(bitmask, idx)
+        if self.readiness_stops is not None:
+            self.readiness_stops.mask(bitmask[idx])
+
+    def may_end(self, tokens: "Sequence[int]") -> bool:
+        """Return whether the grammar may end, or has ended, behind further tokens."""
+        stops = self.readiness_stops
+        assert stops is not None
+        accepted = 0
+        try:
+            for token in tokens:
+                if self.is_terminated() or not self.accept_tokens("", [token]):
+                    return True
+                accepted += 1
+            bitmask = torch.full((1, -(-stops.size // 32)), -1, dtype=torch.int32)
+            if not self.is_terminated():
+                super().fill_bitmask(bitmask, 0)
+            return stops.may_end(bitmask[0])
+        finally:
+            if accepted:
+                self.rollback(accepted)
 
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
         """Advance the grammar up to its end; return whether it accepts the tokens up to there."""
@@ -128,7 +160,7 @@ _ENDING: "dict[type, type]" = {
 
 
 def ending(
-    backend: "StructuredOutputBackend", grammar: "StructuredOutputGrammar"
+    backend: "StructuredOutputBackend", grammar: "StructuredOutputGrammar", request: "Request"
 ) -> "StructuredOutputGrammar":
     """Return a newly compiled grammar with the right end; ``grammar`` if it is not vLLM's own."""
     kind = _ENDING.get(type(grammar))
@@ -136,6 +168,7 @@ def ending(
         return grammar
     ended: Any = object.__new__(kind)
     ended.__dict__.update(vars(grammar))
+    ended.readiness_stops = grammar_stops.of(backend, request)
     if kind is EndingOutlines:
         ended.readiness_stop = backend.vocabulary.inner.get_eos_token_id()
     return cast("StructuredOutputGrammar", ended)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.core import mask_rows
+from vllm.v1.readiness.core.grammar_stops import is_text
 from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 def stops(request: "Request") -> bool:
     """Return whether the newest token ends a request that has not reached its ``min_tokens``.
 
-    A request with a grammar samples a stop token so early only if no other token was allowed.
+    A request with a grammar samples a stop token so early only if no other token was allowed. It
+    does not end where the token is text of the grammar.
     """
     params = request.sampling_params
     if not request.use_structured_output or params is None:
@@ -39,7 +41,7 @@ def stops(request: "Request") -> bool:
     newest = request.output_token_ids[-1]
     if newest != params.eos_token_id and newest not in (params.stop_token_ids or ()):
         return False
-    return registry.CLOSED_GRAMMARS in switch.enabled()
+    return registry.CLOSED_GRAMMARS in switch.enabled() and not is_text(request)
 
 
 class ClosedGrammars(Feature):
