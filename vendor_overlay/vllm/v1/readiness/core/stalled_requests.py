@@ -216,7 +216,7 @@ def _fits(scheduler: "Scheduler", request: "Request") -> bool:
             request.block_hashes, request.num_tokens - 1
         )
     chunk = min(chunk, request.num_tokens - cached)
-    return scheduler._mamba_block_aligned_split(request, chunk, cached) > 0
+    return bool(scheduler._mamba_block_aligned_split(request, chunk, cached))
 
 
 def _all_vllms(scheduler: "Scheduler") -> bool:
