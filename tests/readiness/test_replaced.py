@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.modules import INPUT_BATCH, RUNNER, SAMPLER, overlaid
 from support.sites import OVERLAY
+from vllm.v1.readiness.engine import originals
 from vllm.v1.readiness.watch import replaced, startup
 
 
@@ -27,7 +28,9 @@ def test_each_seam_is_looked_at_and_in_place(path: str) -> None:
     module = overlaid(path)
     seams = [
         name
-        for name, code in replaced._functions(replaced._code_of(module))
+        for name, code in originals.functions(
+            originals.code_of(module.__name__, module.__spec__.loader)
+        )
         if replaced._has_seam(code)
     ]
     # On a CPU, vLLM puts objects of its own in place of kernels, and so do other tests here.

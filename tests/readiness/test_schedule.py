@@ -120,8 +120,6 @@ def test_derived_schedulers_are_left_to_upstream(
         ("scheduler", "ec_connector", object()),
         ("scheduler", "is_encoder_decoder", True),
         ("scheduler", "enable_return_routed_experts", True),
-        ("scheduler", "_update_request_with_output", lambda *_: ([], False)),
-        ("kv_cache_manager", "allocate_slots", lambda *_: None),
         ("kv_cache_manager", "coordinator", None),
     ],
 )

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine import EngineCoreOutput, FinishReason, detokenizer
 from vllm.v1.outputs import LogprobsLists
+from vllm.v1.readiness.engine import originals
 
 FIX = "stop-strings"
 TEXTS = ["<end>", "a", "b", "ab", "ba", "aab", "bab", "c"]
@@ -186,15 +187,16 @@ def test_steps_without_stop_strings_are_upstreams(monkeypatch: pytest.MonkeyPatc
         calls.append(len(tokens))
         return before(self, tokens, stopped)  # type: ignore[no-any-return]
 
-    update.__module__ = base.__module__
     monkeypatch.setattr(base, "update", update)
-    reply("ours", [[1, 2, 3], [4]], FinishReason.LENGTH)
-    reply("ours", [[1], [2]], FinishReason.LENGTH, stop=["c"])
-    assert calls == [3, 1, 1, 1]
-    calls.clear()
-    reply("ours", [[1, 2, 3], [4]], FinishReason.LENGTH, stop=["c"])
-    assert calls == [1, 1, 1, 1]
-    update.__module__ = __name__  # replaced by other code
+    with monkeypatch.context() as patch:
+        patch.setattr(originals, "all_vllms", lambda *_: True)  # the test's own replacement
+        reply("ours", [[1, 2, 3], [4]], FinishReason.LENGTH)
+        reply("ours", [[1], [2]], FinishReason.LENGTH, stop=["c"])
+        assert calls == [3, 1, 1, 1]
+        calls.clear()
+        reply("ours", [[1, 2, 3], [4]], FinishReason.LENGTH, stop=["c"])
+        assert calls == [1, 1, 1, 1]
+    update.__module__ = base.__module__  # it has the module, but not the code
     calls.clear()
     reply("ours", [[1, 2, 3], [4]], FinishReason.LENGTH, stop=["c"])
     assert calls == [3, 1]

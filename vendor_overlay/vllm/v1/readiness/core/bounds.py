@@ -20,14 +20,17 @@ stops.
 # mirrors: vllm.v1.core.sched.utils:check_stop
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_coordinator import (
     HybridKVCacheCoordinator,
     KVCacheCoordinatorNoPrefixCache,
     UnitaryKVCacheCoordinator,
 )
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.core.single_type_kv_cache_manager import (
     ChunkedLocalAttentionManager,
     FullAttentionManager,
@@ -35,16 +38,18 @@ from vllm.v1.core.single_type_kv_cache_manager import (
     SingleTypeKVCacheManager,
     SlidingWindowManager,
 )
-from vllm.v1.readiness.engine import gauges, subclasses, switch
+from vllm.v1.readiness.engine import gauges, originals, subclasses, switch
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.utils import ConstantList
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.request import Request
+
+logger = init_logger(__name__)
 
 #: Attribute of a request that holds its :class:`Bounds`.
 ATTRIBUTE = "readiness_bounds"
-_CACHE = "readiness_cache"
 _COORDINATORS = (
     HybridKVCacheCoordinator,
     KVCacheCoordinatorNoPrefixCache,
@@ -56,13 +61,18 @@ _GROUPS = (
     MambaManager,
     SlidingWindowManager,
 )
-#: Methods whose calls are skipped. Bounds are used only if none of them is overridden.
-_SCHEDULER = ("_update_request_with_output", "_update_after_schedule", "_make_cached_request_data")
-_MANAGER = ("allocate_slots", "cache_blocks", "create_kv_cache_blocks")
 #: Attributes of a scheduler that are true if bounds do not cover its decisions.
 _OTHERS = ("connector", "ec_connector", "is_encoder_decoder", "enable_return_routed_experts")
 #: Attributes of a request that each output repeats. They change only in upstream's code.
 _CONSTANT = ("trace_headers", "stop_reason", "num_nans_in_logits")
+#: Methods of a request that ``update-outputs`` does not call for each token.
+REQUEST = (
+    "append_output_token_ids",
+    "is_finished",
+    "take_events",
+    "take_prefill_stats",
+    "update_block_hashes",
+)
 #: A length that no request reaches.
 _NONE = sys.maxsize
 
@@ -78,7 +88,9 @@ class Bounds:
         cached: ``num_computed_tokens``, without in-flight tokens, from which a block is cached.
         hashed: ``num_tokens`` from which a block is hashed.
         room: ``num_tokens`` at which the request stops.
+        size: number of the request's attributes.
         stops: token ids that stop the request.
+        most: ``max_tokens`` of the request.
         logprobs: whether the request returns logprobs.
         constant: further fields of each output; empty for most requests.
         plain: whether an output has neither.
@@ -92,15 +104,17 @@ class Bounds:
         "hashed",
         "limit",
         "logprobs",
+        "most",
         "near",
         "plain",
         "preemptions",
         "room",
+        "size",
         "stops",
     )
 
     def __init__(self) -> None:
-        self.near = self.limit = self.hashed = self.room = 0
+        self.near = self.limit = self.hashed = self.room = self.most = self.size = 0
         self.cached = _NONE
         self.stops: frozenset[int | None] = frozenset()
         self.logprobs = self.plain = False
@@ -110,6 +124,130 @@ class Bounds:
 
 #: Bounds of a request that is left to upstream.
 NEVER = Bounds()
+
+
+class Skipped(NamedTuple):
+    """Functions of vLLM that a feature does not call for each request, by their owner.
+
+    The first field names functions in the namespace of the scheduler's module, the last ones
+    those in the namespaces of the KV cache's modules. All others are methods and properties.
+    """
+
+    functions: tuple[str, ...] = ()
+    scheduler: tuple[str, ...] = ()
+    manager: tuple[str, ...] = ()
+    coordinator: tuple[str, ...] = ()
+    group: tuple[str, ...] = ()
+    pool: tuple[str, ...] = ()
+    grammars: tuple[str, ...] = ()
+    request: tuple[str, ...] = ()
+    status: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
+    manager_functions: tuple[str, ...] = ()
+    group_functions: tuple[str, ...] = ()
+
+
+class Service:
+    """Whether one feature serves a scheduler at the moment.
+
+    A third-party program may replace a function at any time, and may restore it. Each step compares
+    the functions that the feature does not call by identity. If one is replaced, upstream serves.
+
+    Args:
+        scheduler: may lack attributes.
+        word: the feature.
+        skipped: the functions that it does not call.
+        others: attributes of a scheduler that are true if the feature does not serve it.
+    """
+
+    def __init__(
+        self, scheduler: "Scheduler", word: str, skipped: Skipped, others: tuple[str, ...] = ()
+    ) -> None:
+        self._scheduler, self._word, self._skipped = scheduler, word, skipped
+        self._others = (*_OTHERS, *others)
+        self._on = word in switch.enabled()
+        if self._on and not subclasses.has_door(sys.modules.get(type(scheduler).__module__)):
+            subclasses.leave_scheduler(type(scheduler), word, "its steps")
+            self._on = False
+        #: None before the first step, and while the scheduler is not known.
+        self._watch: originals.Watch | None = None
+        #: All values that were looked at in the last step.
+        self._values: object = ()
+        self._replaced: list[str] = []
+        self._cache: Cache | None = None
+
+    def cache(self) -> "Cache | None":
+        """Return the scheduler's KV cache; None if upstream serves this step.
+
+        Another object than before means that all bounds are computed again.
+        """
+        if self._on and self._look() != self._values:
+            self._reconsider()
+        return self._cache
+
+    def _look(self) -> object:
+        try:
+            return self._watch.look() if self._watch else _is_known(self._scheduler, self._others)
+        except KeyError:
+            return None
+
+    def _reconsider(self) -> None:
+        """Decide again, since something has changed; count and log a fallback."""
+        self._cache = self._watch = None
+        if not _is_known(self._scheduler, self._others):
+            gauges.fall_back(self._word, gauges.OTHER_INPUT)
+        else:
+            functions = [*self._functions()]
+            self._watch = originals.Watch([*self._objects(), *functions])
+            replaced = [
+                f"{name} (by {originals.location(value)})"
+                for owner, names in functions
+                for name, value in originals.replaced(owner, names)
+            ]
+            if replaced and replaced != self._replaced:
+                gauges.fall_back(self._word, gauges.REPLACED)
+                logger.warning_once(
+                    "Readiness overlay: functions that %s does not call for each request were "
+                    "replaced: %s. vLLM's own code handles all requests.",
+                    *(self._word, ", ".join(replaced)),
+                )
+            elif not replaced:
+                self._cache = Cache(self._scheduler)
+                for request in self._scheduler.requests.values():
+                    vars(request).pop(ATTRIBUTE, None)
+            self._replaced = replaced
+        self._values = self._look()
+
+    def _objects(self) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
+        """Yield the namespaces of the instances that lead to the skipped functions, with names."""
+        scheduler = self._scheduler
+        manager = scheduler.kv_cache_manager
+        names = ("connector", "kv_cache_manager", "max_model_len", "structured_output_manager")
+        yield vars(scheduler), names
+        yield vars(manager), ("coordinator",)
+        yield vars(manager.coordinator), ("single_type_managers",)
+
+    def _functions(self) -> Iterator[tuple[Any, tuple[str, ...]]]:
+        """Yield the owners of the skipped functions, with their names."""
+        scheduler, skipped = self._scheduler, self._skipped
+        manager = scheduler.kv_cache_manager
+        coordinator = manager.coordinator
+        kinds = (base for base in type(scheduler).__mro__ if base.__name__ == "Scheduler")
+        yield originals.namespace(next(kinds, object)), skipped.functions
+        yield scheduler, skipped.scheduler
+        yield manager, skipped.manager
+        yield coordinator, skipped.coordinator
+        for group in coordinator.single_type_managers:
+            yield group, skipped.group
+        yield manager.block_pool, skipped.pool
+        yield scheduler.structured_output_manager, skipped.grammars
+        yield Request, skipped.request
+        yield RequestStatus, skipped.status
+        yield ConstantList, skipped.tokens
+        yield type(manager.empty_kv_cache_blocks), skipped.blocks
+        yield originals.namespace(type(manager)), skipped.manager_functions
+        yield originals.namespace(SingleTypeKVCacheManager), skipped.group_functions
 
 
 class Cache:
@@ -147,13 +285,18 @@ class Cache:
         self.update(request, bounds)
         if request.async_tokens_to_discard or params.repetition_detection is not None:
             return bounds
+        if not vars(request).keys().isdisjoint(REQUEST):
+            return bounds
         if request._block_hasher is None:
             bounds.hashed = _NONE
+        elif not originals.is_made_by(request._block_hasher, get_request_block_hasher):
+            return bounds
         elif len(request.block_hashes) == request.num_tokens // self.hash_size:
             bounds.hashed = (len(request.block_hashes) + 1) * self.hash_size
         else:  # the hasher uses another block size
             return bounds
-        bounds.room = length
+        bounds.room, bounds.most = length, request.max_tokens
+        bounds.size = len(vars(request) | {ATTRIBUTE: None})
         bounds.stops = frozenset((params.eos_token_id, *(params.stop_token_ids or ())))
         bounds.logprobs = params.num_logprobs is not None
         constant = {name: getattr(request, name) for name in _CONSTANT}
@@ -180,6 +323,8 @@ class Cache:
             name, min(count + self.lookahead, self.max_model_len), count
         )
         until = min(bounds.limit, len(group.req_to_blocks[name]) * size - self.lookahead)
+        if len(request.__dict__) != bounds.size:  # the request may have a method of its own
+            bounds.preemptions = -1
         if self.caching:
             group.cache_blocks(request, min(count, len(request._all_token_ids)))
             bounds.cached = (group.num_cached_block.get(name, 0) + 1) * size
@@ -257,43 +402,24 @@ class Cache:
         return -(-following // chunk) * chunk
 
 
-def cache_of(scheduler: "Scheduler") -> Cache:
-    """Return the KV cache of a scheduler, created on first use."""
-    return subclasses.remembered(scheduler, _CACHE, lambda: Cache(scheduler))
-
-
-def serves(scheduler: "Scheduler", word: str) -> bool:
-    """Return whether feature ``word`` is on and supports a scheduler; count each fallback."""
-    if word not in switch.enabled():
-        return False
-    if not subclasses.has_door(sys.modules.get(type(scheduler).__module__)):
-        subclasses.leave_scheduler(type(scheduler), word, "its steps")
-        return False
-    if not _is_known(scheduler):
-        gauges.fall_back(word, gauges.OTHER_INPUT)
-        return False
-    return True
-
-
 def is_unusual(request: "Request") -> bool:
     """Return whether a request is left to upstream in each step."""
     return bool(
-        request.mm_features
+        type(request) is not Request
+        or request.mm_features
         or request.pooling_params is not None
         or request.structured_output_request is not None
     )
 
 
-def _is_known(scheduler: "Scheduler") -> bool:
+def _is_known(scheduler: "Scheduler", others: tuple[str, ...]) -> bool:
     """Return whether the bounds cover a scheduler: vLLM's own classes, and no connector.
 
     A third-party scheduler may lack attributes.
     """
     manager: Any = getattr(scheduler, "kv_cache_manager", None)
     return (
-        not any(getattr(scheduler, name, True) for name in _OTHERS)
+        not any(getattr(scheduler, name, True) for name in others)
         and type(getattr(manager, "coordinator", None)) in _COORDINATORS
         and all(type(group) in _GROUPS for group in manager.coordinator.single_type_managers)
-        and subclasses.all_vllms(scheduler, _SCHEDULER)
-        and subclasses.all_vllms(manager, _MANAGER)
     )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.logger import init_logger
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import subclasses, switch
+from vllm.v1.readiness.engine import originals, subclasses, switch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +76,7 @@ class Filler:
         from vllm.v1.readiness.core.ended_grammars import EndingXgrammar
         from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend, XgrammarGrammar
 
-        self.on = registry.GRAMMARS in switch.enabled() and subclasses.all_vllms(manager, _METHODS)
+        self.on = registry.GRAMMARS in switch.enabled() and originals.all_vllms(manager, _METHODS)
         self.backend, self.grammars = XgrammarBackend, (XgrammarGrammar, EndingXgrammar)
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self._threads: ThreadPoolExecutor | None = None

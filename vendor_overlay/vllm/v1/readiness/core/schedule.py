@@ -32,6 +32,41 @@ if TYPE_CHECKING:
 
 #: Attribute of the scheduler that holds its :class:`Running`.
 _ATTRIBUTE = "readiness_running"
+_SKIPPED = bounds.Skipped(
+    functions=("CachedRequestData", "record_function_or_nullcontext"),
+    scheduler=(
+        "_mamba_block_aligned_split",
+        "_make_cached_request_data",
+        "_update_after_schedule",
+    ),
+    manager=("allocate_slots", "create_kv_cache_blocks"),
+    coordinator=(
+        "allocate_new_blocks",
+        "cache_blocks",
+        "get_num_blocks_to_allocate",
+        "remove_skipped_blocks",
+    ),
+    group=(
+        "_get_num_evictable_blocks",
+        "allocate_new_blocks",
+        "cache_blocks",
+        "get_num_blocks_to_allocate",
+        "get_num_skipped_tokens",
+        "remove_skipped_blocks",
+    ),
+    pool=("get_num_free_blocks",),
+    request=(
+        "has_encoder_inputs",
+        "num_encoder_inputs",
+        "num_output_tokens",
+        "num_tokens",
+        "num_tokens_with_spec",
+        "use_structured_output",
+    ),
+    blocks=("get_block_ids",),
+    manager_functions=("KVCacheBlocks",),
+    group_functions=("cdiv",),
+)
 
 
 class Running:
@@ -43,16 +78,15 @@ class Running:
 
     def __init__(self, scheduler: "Scheduler") -> None:
         self.scheduler = scheduler
-        self.on = bounds.serves(scheduler, registry.SCHEDULE)
-        if self.on and scheduler.num_spec_tokens:
-            gauges.fall_back(registry.SCHEDULE, gauges.OTHER_INPUT)
-            self.on = False
+        self.service = bounds.Service(
+            scheduler, registry.SCHEDULE, _SKIPPED, others=("num_spec_tokens",)
+        )
+        #: Set as a step begins.
+        self.cache: bounds.Cache = None  # type: ignore[assignment]
         #: Whether a step has begun, and :meth:`advance_counts` is not called yet.
         self.begun = False
         self.counts: dict[str, int] = {}
-        if self.on:
-            self.cache = bounds.cache_of(scheduler)
-            self._fill([])
+        self.others: list[str] = []
 
     def _fill(self, rows: "list[Request]") -> None:
         empty = self.scheduler.kv_cache_manager.empty_kv_cache_blocks
@@ -71,6 +105,7 @@ class Running:
 
     def begin(
         self,
+        cache: bounds.Cache,
         scheduled: "list[Request]",
         blocks: "dict[str, KVCacheBlocks]",
         counts: dict[str, int],
@@ -79,10 +114,11 @@ class Running:
         self.scheduled, self.blocks, self.counts = scheduled, blocks, counts
         self.begun = True
         running = self.scheduler.running
-        new = running != self.rows
+        new = cache is not self.cache or running != self.rows
         if new:
+            self.cache = cache
             self._fill(running.copy())
-        rows, asynchronous = self.rows, self.cache.asynchronous
+        rows, asynchronous = self.rows, cache.asynchronous
         self.computed = computed = [row.num_computed_tokens for row in rows]
         #: Rows that may need a block or are left to upstream, in order.
         self.due = [*compress(range(len(rows)), map(ge, computed, self.nears))]
@@ -260,9 +296,11 @@ def begin(
     and ``counts`` their numbers of tokens to compute. All three are empty.
     """
     running = _of(scheduler)
-    if not running.on:
+    cache = running.service.cache()
+    if cache is None:
+        running.begun = False
         return None
-    running.begin(scheduled, blocks, counts)
+    running.begin(cache, scheduled, blocks, counts)
     return running
 
 
@@ -295,4 +333,4 @@ def placeholders_to_add(scheduler: "Scheduler", step: "SchedulerOutput") -> Iter
     """
     running = _of(scheduler)
     counts: dict[str, int] = step.num_scheduled_tokens
-    return running.others if running.on and running.counts is counts else counts
+    return running.others if running.counts is counts else counts

@@ -37,7 +37,7 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, FinishReason
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.core import request_times
-from vllm.v1.readiness.engine import subclasses, switch
+from vllm.v1.readiness.engine import originals, subclasses, switch
 from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _all_vllms(scheduler: "Scheduler") -> bool:
     owners = scheduler, manager, manager.coordinator, manager.block_pool
     return all(
         type(owner).__module__.startswith("vllm.")
-        and subclasses.all_vllms(owner, dict(getmembers(type(owner), isfunction)))
+        and originals.all_vllms(owner, dict(getmembers(type(owner), isfunction)))
         for owner in owners
     )
 

@@ -25,8 +25,26 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import ModelRunnerOutput
 
-#: Attribute of the scheduler that caches whether the feature serves it.
-_SERVES = "readiness_updates_outputs"
+#: Attribute of the scheduler that holds the :class:`bounds.Service`.
+_ATTRIBUTE = "readiness_updates_outputs"
+_SKIPPED = bounds.Skipped(
+    functions=("check_stop", "EngineCoreOutput"),
+    scheduler=("_update_request_with_output",),
+    manager=("cache_blocks",),
+    coordinator=("cache_blocks",),
+    group=("cache_blocks",),
+    grammars=("should_advance",),
+    request=(
+        *bounds.REQUEST,
+        "has_encoder_inputs",
+        "num_encoder_inputs",
+        "num_tokens",
+        "num_output_tokens",
+        "use_structured_output",
+    ),
+    status=("is_finished",),
+    tokens=("__getitem__",),
+)
 
 
 def left_to_upstream(
@@ -40,10 +58,15 @@ def left_to_upstream(
     Returns the id and number of scheduled tokens of each request left to upstream. The other
     requests are updated in the step's order while the iterator advances.
     """
-    word = registry.UPDATE_OUTPUTS
     counts: dict[str, int] = step.num_scheduled_tokens
+    service = subclasses.remembered(
+        scheduler,
+        _ATTRIBUTE,
+        lambda: bounds.Service(scheduler, registry.UPDATE_OUTPUTS, _SKIPPED),
+    )
+    cache = service.cache()
     if (
-        not subclasses.remembered(scheduler, _SERVES, lambda: bounds.serves(scheduler, word))
+        cache is None
         or not result.sampled_token_ids
         or result.pooler_output
         or result.kv_connector_output is not None
@@ -51,7 +74,7 @@ def left_to_upstream(
         or min(counts.values(), default=1) <= 0  # upstream fails
     ):
         return counts.items()
-    return _update(scheduler, step, result, outputs)
+    return _update(scheduler, step, result, outputs, cache)
 
 
 def _update(
@@ -59,9 +82,9 @@ def _update(
     step: "SchedulerOutput",
     result: "ModelRunnerOutput",
     outputs: dict[int, list[EngineCoreOutput]],
+    cache: bounds.Cache,
 ) -> Iterator[tuple[str, int]]:
     requests, manager = scheduler.requests, scheduler.kv_cache_manager
-    cache = bounds.cache_of(scheduler)
     asynchronous, hash_size, never = cache.asynchronous, cache.hash_size, bounds.NEVER
     sampled, rows, logprobs = result.sampled_token_ids, result.req_id_to_index, result.logprobs
     #: Ids of requests with results that only upstream processes.
@@ -87,6 +110,7 @@ def _update(
         if (
             limits.preemptions != request.num_preemptions
             or length >= limits.room
+            or limits.most != request.max_tokens
             or len(tokens) != 1
             or (token := tokens[0]) in limits.stops
             or request.status is not running

@@ -40,6 +40,7 @@ NO_SLOT = "more requests than slots"
 OTHER_BITS = "torch draws other numbers"
 OTHER_CLASS = "another class"
 OTHER_INPUT = "an unusual request or step"
+REPLACED = "a replaced function"
 
 
 class Value(NamedTuple):

@@ -123,17 +123,3 @@ def leave_scheduler(kind: type, word: str, work: str) -> None:
 def full_name(kind: type) -> str:
     """Return a class's module and qualified name."""
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def all_vllms(owner: object, methods: Iterable[str]) -> bool:
-    """Return whether an object's methods are vLLM's own, neither overridden nor replaced."""
-    return all(
-        name not in vars(owner) and is_vllms(getattr(type(owner), name, None)) for name in methods
-    )
-
-
-def is_vllms(function: object) -> bool:
-    """Return whether a function is vLLM's own, not wrapped."""
-    return str(getattr(function, "__module__", "")).startswith("vllm.") and not hasattr(
-        function, "__wrapped__"
-    )

@@ -25,7 +25,7 @@ import numpy as np
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import subclasses, switch
+from vllm.v1.readiness.engine import originals, switch
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def packed(outputs: EngineCoreOutputs, encoder: MsgpackEncoder) -> EngineCoreOut
         not any(output.new_logprobs for output in outputs.outputs)
         or registry.LOGPROBS not in switch.enabled()
         or type(encoder) is not MsgpackEncoder
-        or not subclasses.all_vllms(encoder, _ENCODER_METHODS)
+        or not originals.all_vllms(encoder, _ENCODER_METHODS)
     ):
         return outputs
     limit = encoder.size_threshold
@@ -67,7 +67,7 @@ def quicken(decoder: MsgpackDecoder) -> None:
         registry.LOGPROBS in switch.enabled()
         and type(decoder) is MsgpackDecoder
         and type(decoder.decoder) is msgspec.msgpack.Decoder
-        and subclasses.all_vllms(decoder, _DECODER_METHODS)
+        and originals.all_vllms(decoder, _DECODER_METHODS)
     ):
         decoder.decoder = msgspec.msgpack.Decoder(
             decoder.decoder.type,

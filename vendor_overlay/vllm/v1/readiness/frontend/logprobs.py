@@ -33,7 +33,7 @@ from vllm import logprobs as containers
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import logprobs as upstream
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import subclasses, switch
+from vllm.v1.readiness.engine import originals, switch
 from vllm.v1.readiness.frontend import token_texts
 
 if TYPE_CHECKING:
@@ -318,8 +318,8 @@ def _is_upstreams(processor: upstream.LogprobsProcessor) -> bool:
     """Return whether the processor's class, methods and functions are upstream's."""
     return (
         type(processor) is upstream.LogprobsProcessor
-        and subclasses.all_vllms(processor, _METHODS)
-        and all(map(subclasses.is_vllms, map(vars(upstream).get, _FUNCTIONS)))
+        and originals.all_vllms(processor, _METHODS)
+        and all(map(originals.is_vllms, map(vars(upstream).get, _FUNCTIONS)))
     )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer, IncrementalDetokenizer
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import subclasses, switch
+from vllm.v1.readiness.engine import originals, switch
 
 if TYPE_CHECKING:
     from vllm.v1.engine.output_processor import RequestState
@@ -60,7 +60,7 @@ def _serves(detokenizer: IncrementalDetokenizer, count: int) -> bool:
     stops = len(detokenizer.stop)
     if not stops or (count == 1 and stops == 1):
         return False
-    return registry.STOP_STRINGS in switch.enabled() and subclasses.all_vllms(
+    return registry.STOP_STRINGS in switch.enabled() and originals.all_vllms(
         detokenizer, ("update", "num_output_tokens")
     )
 

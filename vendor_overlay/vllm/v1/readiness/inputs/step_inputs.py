@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from vllm.v1.core.sched.output import CachedRequestData
 from vllm.v1.kv_cache_interface import CrossAttentionSpec, EncoderOnlyAttentionSpec
-from vllm.v1.readiness.engine.subclasses import all_vllms
+from vllm.v1.readiness.engine.originals import all_vllms
 from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.readiness.inputs.input_ids import previous_rows
 from vllm.v1.readiness.inputs.step_metadata import StepMetadata

@@ -14,6 +14,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from vllm.logger import init_logger
+from vllm.v1.readiness.engine import originals
 
 logger = init_logger(__name__)
 
@@ -54,7 +55,8 @@ def replacements(modules: Iterable[ModuleType]) -> Iterator[tuple[str, str]]:
         if not ours and not any(name.startswith(_SEAM) for name in vars(module)):
             continue
         defined: dict[str, set[_Origin]] = {}
-        for name, code in _functions(_code_of(module)):
+        loader = getattr(module.__spec__, "loader", None)
+        for name, code in originals.functions(originals.code_of(module.__name__, loader)):
             if ours or _has_seam(code):
                 defined.setdefault(name, set()).add(_origin(code))
         for name, origins in defined.items():
@@ -63,26 +65,6 @@ def replacements(modules: Iterable[ModuleType]) -> Iterator[tuple[str, str]]:
                 outer = layers[0]
                 where = f"{outer.__code__.co_filename}:{outer.__code__.co_firstlineno}"
                 yield f"{module.__name__}.{name}", f"{outer.__module__}, {where}"
-
-
-def _code_of(module: ModuleType) -> CodeType | None:
-    """Return a module's original code; None if its loader has none."""
-    loader = getattr(module.__spec__, "loader", None)
-    try:
-        code = loader.get_code(module.__name__) if loader else None
-    except (AttributeError, ImportError, OSError):
-        return None
-    return code if isinstance(code, CodeType) else None
-
-
-def _functions(code: CodeType | None, prefix: str = "") -> Iterator[tuple[str, CodeType]]:
-    """Yield the dotted names and code of a module's functions and methods."""
-    for inner in code.co_consts if code else ():
-        if isinstance(inner, CodeType) and not inner.co_name.startswith("<"):
-            if inner.co_flags & inspect.CO_OPTIMIZED:
-                yield f"{prefix}{inner.co_name}", inner
-            else:  # the body of a class
-                yield from _functions(inner, f"{prefix}{inner.co_name}.")
 
 
 def _has_seam(code: CodeType) -> bool:
