@@ -13,6 +13,7 @@ import torch
 from support.lockstep import LockstepRun
 from support.modules import interpreted
 from vllm.v1.readiness import live
+from vllm.v1.readiness.engine import gauges
 from vllm.v1.readiness.inputs import step_inputs
 from vllm.v1.readiness.outputs import history
 from vllm.v1.utils import CpuGpuBuffer
@@ -154,6 +155,39 @@ def test_other_steps_are_upstreams(
         run.add([1 + request, 2, 3], max_tokens=9, ignore_eos=True)
     run.run(9)
     assert (bool(continued), bool(prepared)) == (updated, served)
+
+
+@pytest.mark.parametrize("owner", ["runner", "class", "table"])
+def test_a_method_that_is_replaced_later_is_called(
+    owner: str,
+    prepared: list[int],
+    fallbacks: dict[tuple[str, str], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = LockstepRun()
+    for request in range(3):
+        run.add([1 + request, 2, 3], max_tokens=20, ignore_eos=True)
+    run.run(4)
+    served = len(prepared)
+    assert served
+    runner = run.ours.runner
+    target, name = {
+        "runner": (runner, "_prepare_input_ids"),
+        "class": (type(runner), "_prepare_input_ids"),
+        "table": (runner.input_batch.block_table, "commit_block_table"),
+    }[owner]
+    calls: list[int] = []
+    before = getattr(target, name)
+
+    def replacement(*args: Any) -> Any:
+        calls.append(1)
+        return before(*args)
+
+    monkeypatch.setattr(target, name, replacement)
+    run.run(3)
+    assert len(calls) == 3
+    assert len(prepared) == served
+    assert fallbacks == {("step-inputs", gauges.REPLACED): 1}
 
 
 def make_state(sizes: list[int], seed: int) -> tuple[Any, list[BlockTable]]:

@@ -19,15 +19,17 @@ equals upstream's.
 # mirrors: vllm.v1.worker.block_table:BlockTable.compute_slot_mapping
 # mirrors: vllm.v1.worker.block_table:_compute_slot_mapping_kernel
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from vllm.logger import init_logger
 from vllm.v1.core.sched.output import CachedRequestData
 from vllm.v1.kv_cache_interface import CrossAttentionSpec, EncoderOnlyAttentionSpec
-from vllm.v1.readiness.engine.originals import all_vllms
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import gauges, originals
 from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.readiness.inputs.input_ids import previous_rows
 from vllm.v1.readiness.inputs.step_metadata import StepMetadata
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from vllm.v1.worker.block_table import BlockTable
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+logger = init_logger(__name__)
 
 #: Methods of runners, batches and block tables that are skipped. None may be overridden.
 _RUNNERS = (
@@ -86,6 +90,9 @@ class StepInputs(Feature):
         #: The runner's KV cache config at the last check, and whether the runner was supported.
         self._cache: object = None
         self._suits = False
+        #: Skipped methods of a supported runner, and their values at the check.
+        self._skipped = originals.Watch(())
+        self._values = self._skipped.look()
         self._device: _Device | None = None
         self._tables: list[BlockTable] = []
         #: The last step's request ids, sampling metadata, rows and states.
@@ -200,6 +207,17 @@ class StepInputs(Feature):
                 runner.num_accepted_tokens.gpu.fill_(1)
                 if runner.device.type != "cpu":
                     self._device = _Device(runner, self._tables)
+                self._skipped = originals.Watch(_skipped(runner))
+                self._values = self._skipped.look()
+        elif self._suits and self._skipped.look() != self._values:
+            self._values = self._skipped.look()
+            self._suits = _suits(runner)
+            if not self._suits:
+                gauges.fall_back(registry.STEP_INPUTS, gauges.REPLACED)
+                logger.warning_once(
+                    "Readiness overlay: methods that step-inputs skips were replaced. vLLM's own "
+                    "code prepares all steps."
+                )
         return self._suits
 
     def prepare_inputs(
@@ -384,6 +402,15 @@ def _gather(
     return tokens
 
 
+def _skipped(runner: "GPUModelRunner") -> Iterator[tuple[object, tuple[str, ...]]]:
+    """Yield the owners of the skipped methods, with their names."""
+    yield runner, _RUNNERS
+    yield runner.input_batch, _BATCHES
+    yield runner.input_batch.block_table, _TABLES
+    for table in runner.input_batch.block_table.block_tables:
+        yield table, _TABLES
+
+
 def _suits(runner: "GPUModelRunner") -> bool:
     if not hasattr(runner, "device"):
         return False  # made without vLLM's constructor
@@ -397,10 +424,7 @@ def _suits(runner: "GPUModelRunner") -> bool:
         and not runner.enable_prompt_embeds
         and not runner.model_config.is_encoder_decoder
         and runner.parallel_config.pipeline_parallel_size == 1
-        and all_vllms(runner, _RUNNERS)
-        and all_vllms(batch, _BATCHES)
-        and all_vllms(batch.block_table, _TABLES)
-        and all(all_vllms(table, _TABLES) for table in tables)
+        and all(originals.all_vllms(owner, names) for owner, names in _skipped(runner))
         and all(table.pcp_world_size == table.dcp_world_size == 1 for table in tables)
         and len(tables) == len(groups)
         and not any(
