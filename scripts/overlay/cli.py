@@ -167,7 +167,7 @@ def installation(args: argparse.Namespace) -> Installation:
         if hints.named_by:
             error.next_step += f"; or unset {hints.named_by}"
         # A gate that names nothing, and finds nothing, has found no vLLM.
-        gate = args.command in ("verify", "exec") and not (prefix or site or python)
+        gate = vars(args).get("command") in ("verify", "exec") and not (prefix or site or python)
         if error.code is Exit.USAGE and (gate or hints.own_environment()):
             raise OverlayError(
                 Exit.ABSENT, error.reason, subject=error.subject, next_step=error.next_step
