@@ -198,20 +198,15 @@ def test_no_list_has_lost_its_bullets(name: str) -> None:
     assert lost == []
 
 
-#: Targets of earlier versions, which CHANGELOG.md alone names.
-GONE = {"import-patch"}
-
-
 def targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):.*## ", (REPO / "Makefile").read_text(), re.MULTILINE))
 
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_the_targets_and_paths_that_are_named_exist(name: str) -> None:
-    known = targets() | (GONE if name == "CHANGELOG.md" else set())
     for code in inline_code(BY_NAME[name]):
         if named := re.match(r"make ([a-z-]+)", code):
-            assert named[1] in known, code
+            assert named[1] in targets(), code
         if OURS.fullmatch(code):
             assert (REPO / code).exists(), code
 
