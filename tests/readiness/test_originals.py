@@ -9,6 +9,7 @@ import os
 import types
 from collections import Counter
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import pytest
@@ -344,22 +345,89 @@ def test_a_request_of_a_derived_class_is_upstreams(
     assert fallbacks == {("schedule", gauges.OTHER_INPUT): 3}
 
 
-@pytest.mark.parametrize("name", ["kv_cache_manager", "structured_output_manager"])
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("kv_cache_manager", "allocate_slots"),
+        ("kv_cache_manager.block_pool", "get_num_free_blocks"),
+        ("structured_output_manager", "should_advance"),
+    ],
+)
 def test_an_object_that_is_replaced_later_is_looked_at(
-    name: str, fallbacks: dict[tuple[str, str], int], messages: list[str]
+    name: str, function: str, fallbacks: dict[tuple[str, str], int], messages: list[str]
 ) -> None:
-    function = {"kv_cache_manager": "allocate_slots"}.get(name, "should_advance")
     calls = Calls()
     lockstep = started(setup_of(function))
     for side in lockstep.sides:
-        old = getattr(side, name)
+        *path, last = name.split(".")
+        owner = functools.reduce(getattr, path, side)
+        old = getattr(owner, last)
         kind = type("Own", (type(old),), {function: calls.around(getattr(type(old), function))})
         new: Any = object.__new__(kind)
         vars(new).update(vars(old))
-        setattr(side, name, new)
+        setattr(owner, last, new)
     lockstep.finish()
     assert calls.alike
     assert sum(fallbacks.values()) == len(messages) == 1
+
+
+class Odd:
+    """A replacement of a method that cannot be compared, and has no attributes."""
+
+    def __init__(self, function: Any) -> None:
+        vars(self)["function"] = function
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return types.MethodType(vars(self)["function"], owner)
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("later", [True, False])
+@pytest.mark.parametrize(
+    ("owner", "name"), [("scheduler", "_update_after_schedule"), ("coordinator", "cache_blocks")]
+)
+def test_a_replacement_of_any_type_is_called(
+    owner: str, name: str, later: bool, monkeypatch: Patch
+) -> None:
+    calls = Calls()
+    lockstep = started(setup_of(name), 6 if later else 0)
+    replace_in_class(lockstep, owner, name, monkeypatch, lambda old: Odd(calls.around(old)))
+    if not later:
+        lockstep.add(5, 30)
+    lockstep.finish()
+    assert calls.alike
+
+
+class Unhashable:
+    """A loader that cannot be a key, and raises an error."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def get_code(self, name: str) -> Any:
+        raise SyntaxError(name)
+
+
+class Raising(Unhashable):
+    """A loader of a file that has changed."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("loader", [Unhashable(), Raising(), None])
+def test_a_function_without_readable_code_is_not_vllms_own(loader: Any, monkeypatch: Patch) -> None:
+    module = pristine(INPUT_BATCH)
+    function = types.FunctionType(module.InputBatch.condense.__code__, vars(module))
+    monkeypatch.setattr(module, "__spec__", ModuleSpec(module.__spec__.name, loader))
+    functools.update_wrapper(function, module.InputBatch.condense)
+    del function.__wrapped__  # type: ignore[attr-defined]
+    assert not originals.is_vllms(function)
 
 
 def test_a_function_is_vllms_own_if_its_file_has_its_code(monkeypatch: Patch) -> None:

@@ -172,8 +172,8 @@ class Service:
             self._on = False
         #: None before the first step, and while the scheduler is not known.
         self._watch: originals.Watch | None = None
-        #: All values that were looked at in the last step.
-        self._values: object = ()
+        #: Whether the scheduler is known; None before the first step.
+        self._known: bool | None = None
         self._replaced: list[str] = []
         self._cache: Cache | None = None
 
@@ -182,20 +182,20 @@ class Service:
 
         Another object than before means that all bounds are computed again.
         """
-        if self._on and self._look() != self._values:
+        if self._on and self._changed():
             self._reconsider()
         return self._cache
 
-    def _look(self) -> object:
-        try:
-            return self._watch.look() if self._watch else _is_known(self._scheduler, self._others)
-        except KeyError:
-            return None
+    def _changed(self) -> bool:
+        if self._watch is not None:
+            return self._watch.changed()
+        return _is_known(self._scheduler, self._others) is not self._known
 
     def _reconsider(self) -> None:
         """Decide again, since something has changed; count and log a fallback."""
         self._cache = self._watch = None
-        if not _is_known(self._scheduler, self._others):
+        self._known = _is_known(self._scheduler, self._others)
+        if not self._known:
             gauges.fall_back(self._word, gauges.OTHER_INPUT)
         else:
             functions = [*self._functions()]
@@ -217,7 +217,6 @@ class Service:
                 for request in self._scheduler.requests.values():
                     vars(request).pop(ATTRIBUTE, None)
             self._replaced = replaced
-        self._values = self._look()
 
     def _objects(self) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
         """Yield the namespaces of the instances that lead to the skipped functions, with names."""
@@ -225,8 +224,8 @@ class Service:
         manager = scheduler.kv_cache_manager
         names = ("connector", "kv_cache_manager", "max_model_len", "structured_output_manager")
         yield vars(scheduler), names
-        yield vars(manager), ("coordinator",)
-        yield vars(manager.coordinator), ("single_type_managers",)
+        yield vars(manager), ("block_pool", "coordinator")
+        yield vars(manager.coordinator), ("block_pool", "single_type_managers")
 
     def _functions(self) -> Iterator[tuple[Any, tuple[str, ...]]]:
         """Yield the owners of the skipped functions, with their names."""
@@ -420,6 +419,7 @@ def _is_known(scheduler: "Scheduler", others: tuple[str, ...]) -> bool:
     manager: Any = getattr(scheduler, "kv_cache_manager", None)
     return (
         not any(getattr(scheduler, name, True) for name in others)
+        and hasattr(scheduler, "structured_output_manager")
         and type(getattr(manager, "coordinator", None)) in _COORDINATORS
         and all(type(group) in _GROUPS for group in manager.coordinator.single_type_managers)
     )

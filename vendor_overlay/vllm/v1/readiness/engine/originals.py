@@ -10,6 +10,7 @@ is that of its module's file.
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
+from importlib.machinery import ModuleSpec
 from operator import itemgetter
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
@@ -26,7 +27,7 @@ def is_vllms(value: object) -> bool:
     A class is vLLM's own if it is defined in vLLM; its methods are not checked.
     """
     if isinstance(value, type):
-        return value.__module__.startswith(_VLLM)
+        return str(value.__module__).startswith(_VLLM)
     function = _function(value)
     if function is None or hasattr(function, "__wrapped__"):
         return False
@@ -49,7 +50,7 @@ def replaced(owner: object, names: Iterable[str]) -> Iterator[tuple[str, object]
     if isinstance(owner, dict):
         for name in names:
             value = owner.get(name)
-            if getattr(value, "__qualname__", None) != name or not is_vllms(value):
+            if not is_vllms(value) or getattr(value, "__qualname__", None) != name:
                 yield f"{owner.get('__name__')}.{name}", value
         return
     kind = owner if isinstance(owner, type) else type(owner)
@@ -71,10 +72,10 @@ def is_made_by(function: object, maker: FunctionType) -> bool:
 
 
 class Watch:
-    """Attributes of many owners, looked at together.
+    """Attributes of many owners, compared with those at the last call.
 
-    ``look`` takes a few microseconds. A replaced attribute changes a value, and an override in an
-    instance or a derived class the size of its namespace.
+    :meth:`changed` takes a few microseconds. An override in an instance or a derived class changes
+    the size of its namespace.
 
     Args:
         owners: each owner with its attributes: methods and properties of an instance or a class,
@@ -105,17 +106,22 @@ class Watch:
                     sized[id(base)] = vars(base)  # may get an override
         self._entries = [(itemgetter(*known), space) for space, known in names.values()]
         self._sized = [*sized.values()]
+        self._values = self._look()
 
-    def look(self) -> object:
-        """Return the values now; another result than before shows that any of them was replaced.
+    def changed(self) -> bool:
+        """Return whether an attribute was replaced, overridden, deleted or restored."""
+        before, self._values = self._values, self._look()
+        try:
+            # Of two lists, only values that are not identical are compared.
+            return bool(self._values != before)
+        except Exception:  # a replacement may have any __eq__
+            return True
 
-        Raises:
-            KeyError: an attribute was deleted.
-        """
-        return (
-            [get(space) for get, space in self._entries],
-            [*map(len, self._sized)],
-        )
+    def _look(self) -> object:
+        try:
+            return [get(space) for get, space in self._entries], [*map(len, self._sized)]
+        except KeyError:  # deleted
+            return None
 
 
 def location(value: object) -> str:
@@ -140,7 +146,7 @@ def code_of(name: str, loader: object) -> CodeType | None:
     """Return a module's original code; None if its loader has none."""
     try:
         code = loader.get_code(name) if loader else None  # type: ignore[attr-defined]
-    except (AttributeError, ImportError, OSError):
+    except Exception:  # a third-party loader, or a file that has changed, may raise any
         return None
     return code if isinstance(code, CodeType) else None
 
@@ -178,9 +184,15 @@ def _is_method(base: type, name: str, value: object) -> bool:
 def _is_in_file(function: FunctionType) -> bool:
     """Return whether a function's code is in the file of its module, one of vLLM's."""
     spec = function.__globals__.get("__spec__")
-    if spec is None or not spec.name.startswith(_VLLM) or function.__module__ != spec.name:
+    if not isinstance(spec, ModuleSpec) or function.__module__ != spec.name:
         return False
-    return function.__code__ in _codes(spec.name, spec.loader).get(function.__qualname__, ())
+    if not spec.name.startswith(_VLLM):
+        return False
+    try:
+        codes = _codes(spec.name, spec.loader)
+    except TypeError:  # the loader has no hash
+        return False
+    return function.__code__ in codes.get(function.__qualname__, ())
 
 
 @lru_cache(maxsize=4)  # the functions of a module are checked one after the other

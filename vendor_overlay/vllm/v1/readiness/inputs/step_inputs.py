@@ -92,7 +92,6 @@ class StepInputs(Feature):
         self._suits = False
         #: Skipped methods of a supported runner, and their values at the check.
         self._skipped = originals.Watch(())
-        self._values = self._skipped.look()
         self._device: _Device | None = None
         self._tables: list[BlockTable] = []
         #: The last step's request ids, sampling metadata, rows and states.
@@ -208,9 +207,7 @@ class StepInputs(Feature):
                 if runner.device.type != "cpu":
                     self._device = _Device(runner, self._tables)
                 self._skipped = originals.Watch(_skipped(runner))
-                self._values = self._skipped.look()
-        elif self._suits and self._skipped.look() != self._values:
-            self._values = self._skipped.look()
+        elif self._suits and self._skipped.changed():
             self._suits = _suits(runner)
             if not self._suits:
                 gauges.fall_back(registry.STEP_INPUTS, gauges.REPLACED)
