@@ -91,6 +91,8 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "tests/distributed/test_shm_broadcast.py": _CONTEXTS,
         "tests/distributed/test_symm_mem_allreduce.py": _SEVERAL,
         "tests/distributed/test_utils.py": _SETTING,
+        "tests/entrypoints/llm/test_mm_cache_external_injection.py": _DOWNLOAD,
+        "tests/entrypoints/llm/test_mm_cache_stats.py": _DOWNLOAD,
         "tests/entrypoints/openai/chat_completion/test_chat.py": _DOWNLOAD,
         "tests/entrypoints/openai/chat_completion/test_chat_error.py": _MOCK,
         "tests/entrypoints/openai/chat_completion/test_serving_chat.py": _MOCK,
