@@ -38,7 +38,7 @@ def remove_skipped_blocks(
     """
     # One placeholder is for the token that a step always samples, the others are for drafts.
     drafts = request.num_output_placeholders - 1
-    method = type(coordinator).remove_skipped_blocks
+    method = getattr(coordinator.remove_skipped_blocks, "__func__", None)
     overridden = method is not KVCacheCoordinator.remove_skipped_blocks
     if drafts <= 0 or overridden or registry.WINDOW_BLOCKS not in switch.enabled():
         coordinator.remove_skipped_blocks(request.request_id, computed)
