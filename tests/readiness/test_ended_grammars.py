@@ -362,6 +362,15 @@ def test_a_stop_token_ends_a_reply_where_its_grammar_may_end(side: str) -> None:
     assert reply == ((tokens("77") if side == "ours" else tokens("7")), "stop")
 
 
+def test_a_request_that_restricts_its_tokens_is_left_to_upstream(side: str) -> None:
+    """The stop token may be the only one that its restriction and its grammar allow."""
+    scheduler = make_scheduler(side)
+    params = {"stop_token_ids": tokens("a"), "allowed_token_ids": tokens("1a")}
+    with own_check(scheduler):
+        reply = replied(scheduler, {"regex": "[a1]{6}"}, tokens("1a1a1a"), **params)
+    assert reply == (tokens("1a"), "stop")
+
+
 def test_a_stop_token_in_the_reasoning_ends_the_reply() -> None:
     scheduler = make_scheduler("ours", reasoner=Delta)
     with own_check(scheduler):

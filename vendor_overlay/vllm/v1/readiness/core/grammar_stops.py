@@ -7,7 +7,8 @@ middle of a JSON string (https://github.com/vllm-project/vllm/issues/42403). Her
 releases, both kinds are masked until the grammar may end
 (https://github.com/vllm-project/vllm/pull/49227). Where the grammar allows nothing else, such a
 token is text, and does not stop the request. Structural tags are left to upstream, because a tag
-may end with a stop token.
+may end with a stop token, and so are requests that restrict tokens themselves: the stop token may
+be the only one that is left.
 """
 
 # mirrors: vllm.v1.core.sched.utils:check_stop
@@ -67,6 +68,8 @@ def of(backend: "StructuredOutputBackend", request: "Request") -> Stops | None:
     if params is None or structured is None or end is None or end >= size:
         return None
     if structured.structured_output_key[0] == StructuredOutputOptions.STRUCTURAL_TAG:
+        return None
+    if params.allowed_token_ids or params.bad_words_token_ids:
         return None
     others = frozenset(token for token in params.stop_token_ids or () if 0 <= token < size)
     return Stops(end, others - {end}, size) if others - {end} else None
