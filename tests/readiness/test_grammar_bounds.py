@@ -57,6 +57,14 @@ def arrays(*counts: int) -> dict[str, Any]:
     return schema
 
 
+def items(count: int) -> dict[str, Any]:
+    return {"type": "array", "items": {"type": "integer"}, "maxItems": count}
+
+
+def repeated(most: int, content: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "repeat", "min": 1, "max": most, "content": content}
+
+
 def tag(content: dict[str, Any]) -> str:
     """A structural tag around a format."""
     return json.dumps(
@@ -133,9 +141,9 @@ KILLERS: dict[str, tuple[dict[str, Any], str, int]] = {
     ),
     "a regex in Lark": ({"grammar": "start: /(a{99}){99}/"}, switch.GRAMMAR_REPEATS, 9801),
     "a schema in Lark": (
-        {"grammar": 'start: %json {"maxItems": 9999, "items": {"maxLength": 9999}}'},
-        switch.SCHEMA_REPEATS,
-        9999**2,
+        {"grammar": 'start: %json {"items": {"maxItems": 10000000}}'},
+        switch.SCHEMA_ITEMS,
+        10**7,
     ),
     "Lark that may be EBNF": (
         {"grammar": f'start: "::=" /{HUNDREDS}/'},
@@ -148,22 +156,13 @@ KILLERS: dict[str, tuple[dict[str, Any], str, int]] = {
         switch.GRAMMAR_REPEATS,
         10**8,
     ),
-    "arrays": ({"json": arrays(1000, 1000, 1000)}, switch.SCHEMA_REPEATS, 10**9),
-    "a reference": (
-        {
-            "json": {
-                "$defs": {"a/b": arrays(9999)},
-                "items": {"$ref": "#/$defs/a~1b"},
-                "minItems": 9999,
-            }
-        },
-        switch.SCHEMA_REPEATS,
-        9999**2,
-    ),
+    "items": ({"json": items(10**7)}, switch.SCHEMA_ITEMS, 10**7),
+    "items of a float": ({"json": '{"minItems": 1e9}'}, switch.SCHEMA_ITEMS, 10**9),
+    "items by escapes": ({"json": '{"\\u006daxItems": 10000000}'}, switch.SCHEMA_ITEMS, 10**7),
     "a reference to data": (
-        {"json": {"default": arrays(9999), "items": {"$ref": "#/default"}, "maxItems": 9999}},
-        switch.SCHEMA_REPEATS,
-        9999**2,
+        {"json": {"default": {"a/b": items(10**7)}, "items": {"$ref": "#/default/a~1b"}}},
+        switch.SCHEMA_ITEMS,
+        10**7,
     ),
     "a regex in a tag": (
         {"structural_tag": tag({"type": "regex", "pattern": HUNDREDS})},
@@ -173,22 +172,22 @@ KILLERS: dict[str, tuple[dict[str, Any], str, int]] = {
     "a repeated tag": (
         {
             "structural_tag": tag(
-                {
-                    "type": "repeat",
-                    "min": 1,
-                    "max": 5000,
-                    "content": {"type": "json_schema", "json_schema": arrays(5000)},
-                }
+                repeated(100, repeated(100, {"type": "regex", "pattern": "[a-z]{1,100}"}))
             )
         },
-        switch.SCHEMA_REPEATS,
-        25_000_000,
+        switch.GRAMMAR_REPEATS,
+        10**6,
     ),
-    "an old tag": ({"structural_tag": old_tag(arrays(9999, 9999))}, switch.SCHEMA_REPEATS, 9999**2),
+    "a repeated grammar": (
+        {"structural_tag": tag(repeated(100, {"type": "grammar", "grammar": 'r ::= "a"{99}'}))},
+        switch.GRAMMAR_REPEATS,
+        9900,
+    ),
+    "an old tag": ({"structural_tag": old_tag(items(10**7))}, switch.SCHEMA_ITEMS, 10**7),
     "very many digits": ({"regex": "a{1," + "9" * 9000 + "}"}, switch.GRAMMAR_REPEATS, 10**18),
     "very many digits of a schema": (
-        {"json": '{"maxLength": ' + "9" * 9000 + "}"},
-        switch.SCHEMA_REPEATS,
+        {"json": '{"maxItems": ' + "9" * 9000 + "}"},
+        switch.SCHEMA_ITEMS,
         10**18,
     ),
     "a class that a backend ends early": (
@@ -250,6 +249,19 @@ ORDINARY: dict[str, dict[str, Any]] = {
     "tools": {"json": catalogue(128 << 10)},
     "tools as text": {"json": json.dumps(catalogue(128 << 10), indent=1)},
     "a long text": {"json": arrays(10000)},
+    "a length that means none": {"json": arrays(2**31 - 1)},
+    "a table of long texts": {"json": arrays(65535, 65535)},
+    "arrays in arrays": {"json": arrays(1000, 1000, 1000, 1000)},
+    "properties": {"json": {"maxProperties": 2**31 - 1, "additionalProperties": arrays(9)}},
+    "a pattern in arrays": {"json": {"maxItems": 5000, "items": {"pattern": "[a-z]{1,5000}"}}},
+    "a repeated schema in a tag": {
+        "structural_tag": tag(
+            repeated(
+                5000,
+                {"type": "json_schema", "json_schema": arrays(5000) | {"pattern": "[a-z]{1,9}"}},
+            )
+        )
+    },
     "many counts": {"regex": "[a-z]{1,1000}"},
     "counts beside one another": {"regex": "-".join(["[a-z]{1,1000}"] * 50)},
     "an escape": {"regex": r"(a\{9999}){2}[{9999}]"},
@@ -366,20 +378,22 @@ def test_the_product_of_drawn_rules(drawn: list[tuple[str, int]]) -> None:
 
 
 LEAVES = st.one_of(
-    st.tuples(st.just({"type": "integer"}), st.just(1)),
-    st.integers(1, 99).map(lambda count: ({"type": "string", "maxLength": count}, count)),
-    counted().map(lambda drawn: ({"type": "string", "pattern": drawn[0]}, drawn[1])),
+    st.just(({"type": "integer"}, 1, 1)),
+    st.just(({"type": "string", "maxLength": 10**9}, 1, 1)),
+    counted().map(lambda drawn: ({"type": "string", "pattern": drawn[0]}, 1, drawn[1])),
 )
 
 
-def _in_array(drawn: tuple[Any, int], count: int) -> tuple[Any, int]:
-    return {"type": "array", "items": drawn[0], "maxItems": count}, drawn[1] * count
+def _in_array(drawn: tuple[Any, int, int], count: int) -> tuple[Any, int, int]:
+    schema, most, product = drawn
+    return {"type": "array", "items": schema, "maxItems": count}, max(most, count), product
 
 
-def _in_object(drawn: list[tuple[Any, int]]) -> tuple[Any, int]:
+def _in_object(drawn: list[tuple[Any, int, int]]) -> tuple[Any, int, int]:
+    schemas, most, products = zip(*drawn, strict=True)
     names = ("maxItems", "enum", "pattern", "t")
-    properties = dict(zip(names, (schema for schema, _ in drawn), strict=False))
-    return {"type": "object", "properties": properties}, max(product for _, product in drawn)
+    properties = dict(zip(names, schemas, strict=False))
+    return {"type": "object", "properties": properties}, max(most), max(products)
 
 
 SCHEMAS = st.recursive(
@@ -387,23 +401,34 @@ SCHEMAS = st.recursive(
     lambda inner: st.one_of(
         st.builds(_in_array, inner, st.integers(1, 50)),
         st.lists(inner, min_size=1, max_size=4).map(_in_object),
-        inner.map(lambda drawn: ({"anyOf": [{"type": "null"}, drawn[0]]}, drawn[1])),
+        inner.map(lambda drawn: ({"anyOf": [{"type": "null"}, drawn[0]]}, *drawn[1:])),
     ),
     max_leaves=8,
 )
 
 
 @given(SCHEMAS, st.sampled_from(["dict", "text", "tag"]))
-def test_the_product_of_a_drawn_schema(drawn: tuple[Any, int], kind: str) -> None:
-    schema, product = drawn
+def test_the_counts_of_a_drawn_schema(drawn: tuple[Any, int, int], kind: str) -> None:
+    schema, most, product = drawn
     grammar = {
         "dict": {"json": schema},
         "text": {"json": json.dumps(schema, indent=2)},
         "tag": {"structural_tag": tag({"type": "json_schema", "json_schema": schema})},
     }[kind]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(switch.GRAMMAR_REPEATS, "off")
-        at_bound(grammar, switch.SCHEMA_REPEATS, product)
+    for name, value in ((switch.GRAMMAR_REPEATS, product), (switch.SCHEMA_ITEMS, most)):
+        with pytest.MonkeyPatch.context() as patch:
+            for other in {switch.GRAMMAR_REPEATS, switch.SCHEMA_ITEMS} - {name}:
+                patch.setenv(other, "off")
+            at_bound(grammar, name, value)
+
+
+@given(counted(), st.lists(st.integers(1, 40), max_size=3))
+def test_the_product_of_a_drawn_tag(drawn: tuple[str, int], counts: list[int]) -> None:
+    pattern, product = drawn
+    part: dict[str, Any] = {"type": "regex", "pattern": pattern}
+    for count in counts:
+        part, product = repeated(count, part), product * count
+    at_bound({"structural_tag": tag(part)}, switch.GRAMMAR_REPEATS, product)
 
 
 @given(

@@ -11,7 +11,7 @@
 - ``VLLM_READINESS_RANKS``: if the ranks of an engine run different overlays, ``error`` (default)
   refuses to start and ``warn`` logs a warning. ``off`` does not compare.
 - ``VLLM_READINESS_GRAMMAR_BYTES``, ``..._GRAMMAR_DEPTH``, ``..._GRAMMAR_RULES``,
-  ``..._GRAMMAR_CHOICES``, ``..._GRAMMAR_REPEATS`` and ``VLLM_READINESS_SCHEMA_REPEATS``: bounds of
+  ``..._GRAMMAR_CHOICES``, ``..._GRAMMAR_REPEATS`` and ``VLLM_READINESS_SCHEMA_ITEMS``: bounds of
   one request's structured outputs (:data:`BOUNDS`). ``0`` or ``off``: no bound.
 - ``VLLM_READINESS_PROBE``: prefix of the probe's files; unset (default) records nothing.
 
@@ -38,7 +38,7 @@ GRAMMAR_DEPTH = "VLLM_READINESS_GRAMMAR_DEPTH"
 GRAMMAR_RULES = "VLLM_READINESS_GRAMMAR_RULES"
 GRAMMAR_CHOICES = "VLLM_READINESS_GRAMMAR_CHOICES"
 GRAMMAR_REPEATS = "VLLM_READINESS_GRAMMAR_REPEATS"
-SCHEMA_REPEATS = "VLLM_READINESS_SCHEMA_REPEATS"
+SCHEMA_ITEMS = "VLLM_READINESS_SCHEMA_ITEMS"
 PROBE = "VLLM_READINESS_PROBE"
 #: Bounds of structured outputs, with their defaults. docs/fixes.md has what justifies them.
 BOUNDS: Mapping[str, int] = MappingProxyType(
@@ -48,7 +48,7 @@ BOUNDS: Mapping[str, int] = MappingProxyType(
         GRAMMAR_RULES: 500,
         GRAMMAR_CHOICES: 10_000,
         GRAMMAR_REPEATS: 5000,
-        SCHEMA_REPEATS: 10_000_000,
+        SCHEMA_ITEMS: 100_000,
     }
 )
 #: Largest number of digits of a bound.

@@ -7,7 +7,8 @@ characters stalls the engine for seconds per token. A compilation cannot be inte
 
 Here the text is read before anything validates it, in linear time. The variables in
 :data:`vllm.v1.readiness.engine.switch.BOUNDS` bound its bytes, its nesting, its rules, its choices,
-and the products of nested repetition counts. Text that cannot be read falls back to upstream.
+the products of nested repetition counts, and the items of arrays. Text that cannot be read falls
+back to upstream.
 """
 
 # mirrors: vllm.sampling_params:StructuredOutputsParams
@@ -45,7 +46,7 @@ _SUBJECTS: Mapping[str, str] = {
     switch.GRAMMAR_RULES: "the number of its rules is",
     switch.GRAMMAR_CHOICES: "the number of its choices is",
     switch.GRAMMAR_REPEATS: "the product of its nested repetition counts is",
-    switch.SCHEMA_REPEATS: "the product of its nested counts, such as maxItems, is",
+    switch.SCHEMA_ITEMS: "the largest of its maxItems and minItems is",
 }
 
 # Kinds of JSON values: a schema, schemas by name, schemas by regex, and a part of a structural tag.
@@ -55,13 +56,8 @@ _KEYWORDS = dict.fromkeys(("properties", "$defs", "definitions", "dependentSchem
     "patternProperties": _PATTERNS,
     **dict.fromkeys(("enum", "const", "default", "examples"), None),
 }
-#: Keywords that repeat the contents of their value, by kind.
-_COUNTS = {
-    _SCHEMA: [
-        f"{end}{unit}" for unit in ("Length", "Items", "Properties") for end in ("min", "max")
-    ],
-    _TAG: ["min", "max"],
-}
+#: Keywords with a number of items, and keywords that repeat a part of a structural tag.
+_ITEMS, _TIMES = ("minItems", "maxItems"), ("min", "max")
 
 # Tokens of each kind of text. A search takes linear time: an alternative without its end takes the
 # rest of the line or text, and none can match the same characters in two ways.
@@ -124,7 +120,7 @@ class _UnreadableError(ValueError):
 
 
 class _Part:
-    """A rule, group or schema.
+    """A rule, a group, or a part of a structural tag.
 
     Attributes:
         count: number of times that it repeats its contents.
@@ -245,16 +241,20 @@ class _Reader:
                 last = _Part(self._regex(match.group()[1:]))
             elif kind == "json":
                 schema, position = self._loaded(text, position)
-                last = _Part(self._json(schema, _SCHEMA))
+                self._json(schema, _SCHEMA)
             elif kind == "next":
                 count = 0
         part.add(count, last)
-        return self._product(parts, names, switch.GRAMMAR_REPEATS), rules
+        return self._product(parts, names), rules
 
-    def _json(self, root: object, kind: str) -> int:
-        """Check a schema or a structural tag, and return its product."""
+    def _json(self, root: object, kind: str) -> None:
+        """Check a schema or a structural tag.
+
+        Items are not multiplied: neither xgrammar nor guidance copies what an array repeats. A
+        structural tag repeats regexes and grammars without separators, as groups do.
+        """
         whole = _Part()
-        parts, names, targets = [whole], dict[Hashable, _Part](), list[Any]()
+        parts, seen, targets = [whole], set[int](), list[Any]()
         todo = [(root, root, kind, 1, whole)]
         while todo:
             value, base, kind, depth, parent = todo.pop()
@@ -262,30 +262,38 @@ class _Reader:
                 self._require(switch.GRAMMAR_DEPTH, depth)
                 if depth > _ENDLESS:
                     raise _UnreadableError
-                part = names[id(value)] = _Part()
-                parts.append(part)
-                parent.add(1, part)
-                part.count = max(1, *(_count(value, key) for key in _COUNTS.get(kind, ())), 1)
+                seen.add(id(value))
+                part = parent
+                if kind == _TAG:
+                    part = _Part()
+                    part.count = _largest(value, _TIMES)
+                    parts.append(part)
+                    parent.add(1, part)
+                elif kind == _SCHEMA:
+                    self._require(switch.SCHEMA_ITEMS, _largest(value, _ITEMS))
                 for key, item in value.items() if isinstance(value, dict) else enumerate(value):
                     if kind == _PATTERNS:
-                        part.add(1, _Part(self._regex(str(key))))
+                        self._regex(str(key))
                     if isinstance(item, str):
                         parent.add(self._string(kind, key, item), None)
                         if key == "$ref" and (target := _target(base, item)) is not None:
-                            part.add(1, id(target))
                             targets.append((target, base, _SCHEMA, depth, whole))
                     elif (inner := _kind(kind, key)) is not None:
                         begins = kind == _TAG and inner == _SCHEMA
                         todo.append((item, item if begins else base, inner, depth + 1, part))
             while targets and not todo:
-                if id((target := targets.pop())[0]) not in names:
+                if id((target := targets.pop())[0]) not in seen:
                     todo.append(target)
-        return self._product(parts, names, switch.SCHEMA_REPEATS)
+        self._product(parts, {})
 
     def _string(self, kind: str, key: object, text: str) -> int:
-        """Check a string in a JSON object if it is a regex or a grammar; return its product."""
+        """Check a string in a JSON object if it is a regex or a grammar.
+
+        Return its product in a structural tag.
+        """
         if key == "pattern" and kind in (_SCHEMA, _TAG):
-            return self._regex(text)
+            product = self._regex(text)
+            return product if kind == _TAG else 1
         return self._grammar(text) if key == "grammar" and kind == _TAG else 1
 
     def _loaded(self, text: str, position: int = 0) -> tuple[Any, int]:
@@ -302,7 +310,7 @@ class _Reader:
         except ValueError:
             raise _UnreadableError from None
 
-    def _product(self, parts: list[_Part], names: Mapping[Hashable, _Part], bound: str) -> int:
+    def _product(self, parts: list[_Part], names: Mapping[Hashable, _Part]) -> int:
         """Check the largest product of nested counts, and return it."""
         for start in parts:
             path = [start]
@@ -324,7 +332,7 @@ class _Reader:
                     part.product = min(_HUGE, part.count * max(part.own, largest))
                     part.known = True
         product = max((part.product for part in parts), default=1)
-        self._require(bound, product)
+        self._require(switch.GRAMMAR_REPEATS, product)
         return product
 
     def _require(self, name: str, value: int) -> None:
@@ -360,12 +368,11 @@ def _kind(kind: str, key: object) -> str | None:
     return _KEYWORDS.get(key, _SCHEMA) if kind == _SCHEMA else _SCHEMA  # type: ignore[call-overload]
 
 
-def _count(value: Any, key: str) -> int:  # noqa: ANN401 - a JSON value
-    """Return a count in a JSON object; 1 if it is absent or no number."""
-    count: Any = value.get(key) if isinstance(value, dict) else None
-    if not isinstance(count, (int, float)) or isinstance(count, bool) or not count >= 1:
-        return 1
-    return int(min(_HUGE, count))
+def _largest(value: Any, keys: Iterable[str]) -> int:  # noqa: ANN401 - a JSON value
+    """Return the largest count in a JSON object, at least 1."""
+    counts = [value.get(key) for key in keys] if isinstance(value, dict) else []
+    numbers = [n for n in counts if isinstance(n, (int, float)) and not isinstance(n, bool)]
+    return int(max((min(_HUGE, n) for n in numbers if n >= 1), default=1))
 
 
 def _number(digits: str) -> int:
