@@ -55,8 +55,10 @@ os.write(1, {MARK!r} + json.dumps([names, error, refused]).encode() + b"\\n")
 
 #: Program that compares bytecode with its source: answers with the files that this interpreter
 #: would run although their code differs. Line tables do not count: -X no_debug_ranges shortens
-#: them. Damaged bytecode may crash marshal, so the answer names a file before it is loaded, and
-#: may name sizes that fill the memory, so the process has a limit of 2 GiB.
+#: them; nor do file names, which an import replaces. Code objects with other cells or another
+#: size of the stack compare as equal, so that their fields are compared, too. Damaged bytecode may
+#: crash marshal, so the answer names a file before it is loaded, and may name sizes that fill the
+#: memory, so the process has a limit of 2 GiB.
 _COMPARE = f"""
 import sys
 sys.path = [path for path in sys.path if path]
@@ -74,10 +76,16 @@ def runs(head, source, data):
 def bare(code):
     inner = (bare(c) if isinstance(c, types.CodeType) else c for c in code.co_consts)
     return code.replace(co_linetable=b"", co_consts=tuple(inner))
+def facts(code):
+    names = {{name for name in dir(code) if name.startswith("co_")}}
+    names -= {{"co_filename", "co_linetable", "co_lnotab", "co_consts"}}
+    values = [getattr(code, name) for name in sorted(names)]
+    inner = [facts(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    return [value for value in values if not callable(value)], inner
 def differs(pyc, code):
     try:
         found = marshal.loads(pyc)
-        return found != code and bare(found) != bare(code)
+        return bare(found) != bare(code) or facts(found) != facts(code)
     except (EOFError, ValueError, TypeError, AttributeError, MemoryError, RecursionError):
         return True
 def say(paths):
