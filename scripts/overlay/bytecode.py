@@ -10,7 +10,6 @@ import _imp
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from overlay.errors import denied, usage
@@ -145,16 +144,25 @@ def false(interpreter: Path | None, sources: Iterable[Path]) -> list[Path]:
     other versions of Python is not compared.
 
     Raises:
-        OverlayError: the interpreter does not answer in time.
+        OverlayError: the interpreter does not answer in time, or none can compare.
     """
     modules = [str(source) for source in sources if cached(source)]
-    pythons = [interpreter] if interpreter else []
-    for python in [*pythons, Path(sys.executable)] if modules else []:
-        with suppress(NoAnswer):
+    if not modules:
+        return []
+    reason, own = "it was ended", Path(sys.executable)
+    for python in [interpreter, own] if interpreter else [own]:
+        try:
             paths = answer(python, _COMPARE, "-I", "-S", request=modules)
+        except NoAnswer as failure:
+            reason = str(failure).splitlines()[-1]
+        else:
             if paths is not None:
                 return [Path(path) for path in paths]
-    return []
+    raise usage(
+        f"cannot compare bytecode with its source: {reason}",
+        "raise limits of memory, or name the Python that runs this vLLM: --python=INTERPRETER",
+        own,
+    )
 
 
 def compile_modules(interpreter: Path, sources: Mapping[Path, Path], lock: int) -> list[Path]:

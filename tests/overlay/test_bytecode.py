@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from overlay.errors import Exit
+from overlay import bytecode
+from overlay.errors import Exit, OverlayError
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
 from support import mini
@@ -137,6 +138,15 @@ def test_what_python_compiles_anew_by_itself_is_let_be(overlaid: Path, kind: str
     pyc = compiled(overlaid, OURS)
     pyc.write_bytes(HARMLESS[kind](swapped(pyc.read_bytes())))
     run("verify", "--site", overlaid, "--python", sys.executable, code=Exit.DONE)
+
+
+def test_no_comparison_is_an_error(overlaid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a limit of memory ends every interpreter."""
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    for interpreter in (None, Path("/bin/false")):
+        with pytest.raises(OverlayError, match="cannot compare bytecode with its source: exit"):
+            bytecode.false(interpreter, [overlaid / OURS])
+    assert bytecode.false(None, []) == []
 
 
 def test_what_imports_have_written_passes(site: Path) -> None:
