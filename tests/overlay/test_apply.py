@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from overlay import cli, interpreter, refusal
+from overlay import bytecode, cli, interpreter, refusal
 from overlay.errors import Exit, OverlayError
 from overlay.install import exclusive
 from overlay.interpreter import MARK
@@ -351,6 +351,10 @@ def test_the_lock_is_waited_for_only_so_long(site: Path) -> None:
         assert f"--wait={wait} is no time" in refused.stderr
 
 
+#: Of the program that compiles modules alone.
+COMPILES = "marshal.dumps(code)"
+
+
 def test_an_interpreter_that_compiles_holds_the_lock_of_a_killed_run(
     site: Path, tmp_path: Path
 ) -> None:
@@ -358,17 +362,19 @@ def test_an_interpreter_that_compiles_holds_the_lock_of_a_killed_run(
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     wait = f"kill -9 $PPID; read line < {fifo}"
-    text = f'case "$*" in *py_compile*) {wait};; esac\nexit 3'
+    text = f'case "$*" in *"{COMPILES}"*) {wait};; esac\nexit 3'
+    assert COMPILES in bytecode._COMPILE and COMPILES not in bytecode._COMPARE
     python = sites.script(tmp_path / "python", text)
-    killed = run("apply", "--site", site, "--python", python, cwd=tmp_path)
-    try:
-        assert killed.returncode == -signal.SIGKILL
-        with pytest.raises(OverlayError), exclusive(site, 0):
+    with fifo.open("r+b", buffering=0) as end:  # for both ends, so that it waits for no reader
+        killed = run("apply", "--site", site, "--python", python, cwd=tmp_path)
+        try:
+            assert killed.returncode == -signal.SIGKILL, killed
+            with pytest.raises(OverlayError), exclusive(site, 0):
+                pass
+        finally:
+            end.write(b"end\n")
+        with exclusive(site, 60):
             pass
-    finally:
-        fifo.write_text("end\n")
-    with exclusive(site, 60):
-        pass
 
 
 HOLD = """
