@@ -365,7 +365,7 @@ def test_a_stop_token_ends_a_reply_where_its_grammar_may_end(side: str) -> None:
 def test_a_request_that_restricts_its_tokens_is_left_to_upstream(side: str) -> None:
     """The stop token may be the only one that its restriction and its grammar allow."""
     scheduler = make_scheduler(side)
-    params = {"stop_token_ids": tokens("a"), "allowed_token_ids": tokens("1a")}
+    params: Any = {"stop_token_ids": tokens("a"), "allowed_token_ids": tokens("1a")}
     with own_check(scheduler):
         reply = replied(scheduler, {"regex": "[a1]{6}"}, tokens("1a1a1a"), **params)
     assert reply == (tokens("1a"), "stop")
