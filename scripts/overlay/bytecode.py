@@ -14,7 +14,7 @@ from pathlib import Path
 
 from overlay.errors import denied, usage
 from overlay.files import STAGED, head
-from overlay.interpreter import MARK, NoAnswer, answer
+from overlay.interpreter import MARK, NoAnswer, NotStarted, answer
 
 #: Flags of a file with a hash that Python does not check, in its header.
 _UNCHECKED = b"\1\0\0\0"
@@ -141,23 +141,28 @@ def false(interpreter: Path | None, sources: Iterable[Path]) -> list[Path]:
     """Return the bytecode that Python would run although its code is not that of its source.
 
     The target's interpreter compares, or without one the interpreter of this process. Bytecode of
-    other versions of Python is not compared.
+    other versions of Python is not compared, nor any if neither interpreter can be started.
 
     Raises:
-        OverlayError: the interpreter does not answer in time, or none can compare.
+        OverlayError: the interpreter does not answer in time, or fails to compare.
     """
     modules = [str(source) for source in sources if cached(source)]
     if not modules:
         return []
-    reason, own = "it was ended", Path(sys.executable)
+    reason, own = None, Path(sys.executable)
     for python in [interpreter, own] if interpreter else [own]:
         try:
             paths = answer(python, _COMPARE, "-I", "-S", request=modules)
+        except NotStarted:
+            continue
         except NoAnswer as failure:
             reason = str(failure).splitlines()[-1]
         else:
             if paths is not None:
                 return [Path(path) for path in paths]
+            reason = "it was ended"
+    if reason is None:
+        return []
     raise usage(
         f"cannot compare bytecode with its source: {reason}",
         "raise limits of memory, or name the Python that runs this vLLM: --python=INTERPRETER",

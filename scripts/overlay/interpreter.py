@@ -75,6 +75,10 @@ class NoAnswer(Exception):
     """A program ended without an answer; the message is its stderr or exit status."""
 
 
+class NotStarted(NoAnswer):
+    """An interpreter cannot be started; the message is the system's."""
+
+
 def answer(
     interpreter: Path,
     program: str,
@@ -92,7 +96,8 @@ def answer(
         inherited: file descriptors that the program inherits.
 
     Raises:
-        NoAnswer: the interpreter does not run, or the program wrote no valid answer.
+        NoAnswer: the program wrote no valid answer.
+        NotStarted: the interpreter does not run.
         Hung: it did not end in time.
     """
     # Pass on this process's -B as a flag, because -I ignores PYTHONDONTWRITEBYTECODE.
@@ -111,7 +116,7 @@ def answer(
             start_new_session=True,
         )
     except OSError as error:
-        raise NoAnswer(error.strerror) from None
+        raise NotStarted(error.strerror) from None
     with child:
         try:
             out, errors = child.communicate(json.dumps(request).encode(), LIMIT)
