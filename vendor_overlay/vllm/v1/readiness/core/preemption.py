@@ -156,11 +156,11 @@ def _is_synchronous_pipeline(scheduler: "Scheduler") -> bool:
 
 
 def _serves_pipeline(scheduler: "Scheduler") -> bool:
-    if registry.PREEMPTION not in switch.enabled() or not scheduler.use_pp:
+    if registry.PREEMPTION not in switch.enabled() or isinstance(scheduler, StepsInFlight):
+        return False
+    if not getattr(scheduler, "use_pp", False):  # absent without vLLM's constructor
         return False
     kind = type(scheduler)
-    if isinstance(scheduler, StepsInFlight):
-        return False
     if all(subclasses.ends_in_seam(kind, name) for name in ("schedule", "update_from_output")):
         return True
     subclasses.leave_scheduler(kind, registry.PREEMPTION, "preemption")
