@@ -8,13 +8,13 @@ is that of its module's file.
 # mirrors: nothing
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from importlib.machinery import ModuleSpec
 from operator import itemgetter
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 _VLLM = "vllm."
 #: Each checked function's code, and whether it was vLLM's own.
@@ -84,7 +84,7 @@ class Watch:
 
     def __init__(self, owners: Iterable[tuple[object, Iterable[str]]]) -> None:
         names: dict[int, tuple[Mapping[str, Any], list[str]]] = {}
-        sized: dict[int, Mapping[str, Any]] = {}
+        sized: dict[int, Callable[[], Any]] = {}
 
         def add(key: object, space: Mapping[str, Any], name: str) -> None:
             _, known = names.setdefault(id(key), (space, []))
@@ -97,13 +97,13 @@ class Watch:
                 continue
             kind = owner if isinstance(owner, type) else type(owner)
             if owner is not kind:
-                sized[id(owner)] = vars(owner)
+                sized[id(owner)] = _weakly(owner)
             for name in attributes:
                 for base in kind.__mro__:
                     if name in vars(base):
                         add(base, vars(base), name)
                         break
-                    sized[id(base)] = vars(base)  # may get an override
+                    sized[id(base)] = _weakly(base)  # may get an override
         self._entries = [(itemgetter(*known), space) for space, known in names.values()]
         self._sized = [*sized.values()]
         self._values = self._look()
@@ -119,9 +119,18 @@ class Watch:
 
     def _look(self) -> object:
         try:
-            return [get(space) for get, space in self._entries], [*map(len, self._sized)]
-        except KeyError:  # deleted
+            values = [get(space) for get, space in self._entries]
+            return values, [len(owner().__dict__) for owner in self._sized]
+        except (AttributeError, KeyError):  # deleted
             return None
+
+
+def _weakly(owner: object) -> "Callable[[], Any]":
+    """Refer to an owner, which may hold the watch, without keeping it alive if it can be."""
+    try:
+        return ref(owner)
+    except TypeError:  # a class with slots
+        return lambda: owner
 
 
 def location(value: object) -> str:
