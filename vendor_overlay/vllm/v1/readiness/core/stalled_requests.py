@@ -69,7 +69,8 @@ class _Stalls:
         self.on = registry.STALLED_REQUESTS in switch.enabled() and all(
             subclasses.ends_in_seam(type(scheduler), method) for method in _METHODS
         )
-        self.threshold = scheduler.scheduler_config.long_prefill_token_threshold
+        config = getattr(scheduler, "scheduler_config", None)  # absent without its constructor
+        self.threshold = getattr(config, "long_prefill_token_threshold", 0)
         self.newest: SchedulerOutput | None = None
         self.stalled: Request | None = None
         self.refused: list[tuple[int, EngineCoreOutput]] = []
