@@ -271,7 +271,7 @@ def _lines(data: bytes) -> list[str]:
 
 @dataclass
 class Diagnosis:
-    """What doctor reports.
+    """Findings of doctor.
 
     ``findings`` are pairs of a label and a line. ``inspection`` is None if the installation cannot
     be read. ``digest_after`` is None, and ``error`` set, if `apply` would be refused.

@@ -64,7 +64,7 @@ def test_another_version_is_named_and_replaced(
 
 
 def answer(command: str, site: Path, capsys: pytest.CaptureFixture[str], *options: str) -> Any:
-    """What a command prints with --json."""
+    """JSON output of a command."""
     capsys.readouterr()
     run(command, site, "--json", *options)
     return json.loads(capsys.readouterr().out)

@@ -149,7 +149,7 @@ class Skipped(NamedTuple):
 
 
 class Service:
-    """Whether one feature serves a scheduler at the moment.
+    """Decides in each step whether one feature serves a scheduler.
 
     A third-party program may replace a function at any time, and may restore it. Each step compares
     the functions that the feature does not call by identity. If one is replaced, upstream serves.

@@ -1,4 +1,4 @@
-"""Whether a function is vLLM's own, or was replaced by other code.
+"""Tell vLLM's own functions from replacements by other code.
 
 Plugins and frameworks replace functions of vLLM, at any time: an attribute of a class, of an
 instance or of a module, with or without ``functools.wraps``. A function is vLLM's own if its code
