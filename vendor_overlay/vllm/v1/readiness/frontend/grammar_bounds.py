@@ -18,7 +18,7 @@ back to upstream.
 import hashlib
 import json
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -125,7 +125,7 @@ class _Part:
     Attributes:
         count: number of times that it repeats its contents.
         own: largest count of a token in it.
-        parts: the parts in it with their counts; an id or a name for a part elsewhere.
+        parts: the parts in it with their counts; a rule by its name.
         product: largest product of nested counts in it; 0 if it is not known yet.
         known: whether ``product`` is final.
     """
@@ -134,9 +134,9 @@ class _Part:
 
     def __init__(self, own: int = 1) -> None:
         self.count, self.own, self.product, self.known = 1, own, 0, False
-        self.parts: list[tuple[int, _Part | Hashable]] = []
+        self.parts: list[tuple[int, _Part | str]] = []
 
-    def add(self, count: int, part: "_Part | Hashable | None") -> None:
+    def add(self, count: int, part: "_Part | str | None") -> None:
         """Add a part, or a token (None)."""
         if part is None:
             self.own = max(self.own, count)
@@ -208,9 +208,9 @@ class _Reader:
     def _text(self, text: str, tokens: re.Pattern[str]) -> tuple[int, int]:
         """Check a regex or grammar; return its product, and its number of rules."""
         part = _Part()
-        parts, outer, names = [part], list[_Part](), dict[Hashable, _Part]()
+        parts, outer, names = [part], list[_Part](), dict[str, _Part]()
         count, rules, position = 0, 0, 0
-        last: _Part | Hashable | None = None
+        last: _Part | str | None = None
         while match := tokens.search(text, position):
             kind, position = match.lastgroup, match.end()
             if kind == "skip":
@@ -310,7 +310,7 @@ class _Reader:
         except ValueError:
             raise _UnreadableError from None
 
-    def _product(self, parts: list[_Part], names: Mapping[Hashable, _Part]) -> int:
+    def _product(self, parts: list[_Part], names: Mapping[str, _Part]) -> int:
         """Check the largest product of nested counts, and return it."""
         for start in parts:
             path = [start]
