@@ -29,7 +29,7 @@ THEIRS = "vllm/v1/engine/output_processor.py"
 #: The words that change it.
 THEIR_WORDS = {
     *("aborted-parents", "cached-prompt-logprobs", "logprobs"),
-    *("request-times", "sessions", "stop-strings"),
+    *("process-outputs", "request-times", "sessions", "stop-strings"),
 }
 #: Options that leave out `logprobs` and `cached-prompt-logprobs`, and `grammars`.
 LEAVE, GRAMMARS = f"--leave={THEIRS}", "--leave=vllm/v1/structured_output/__init__.py"

@@ -105,6 +105,14 @@ LOGPROB_RANKS = _feature("logprob-ranks", "sample.logprob_ranks:LogprobRanks", d
 LOGPROBS = _feature(
     "logprobs", "frontend.logprobs", "frontend.logprob_messages", "frontend.token_texts", on_v2=True
 )
+#: Processes the tokens of requests that continue in one pass; makes outputs when they are taken.
+PROCESS_OUTPUTS = _feature(
+    "process-outputs",
+    "frontend.continuing",
+    "frontend.histograms",
+    "frontend.unread",
+    on_v2=True,
+)
 #: Schedules all running requests that need no new block at once.
 SCHEDULE = _feature("schedule", "core.schedule", "core.bounds", on_v2=True)
 #: Updates a request that continues by one token with a few operations.

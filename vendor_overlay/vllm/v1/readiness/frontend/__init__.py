@@ -9,8 +9,10 @@ __getattr__ = door(
     "aborted_parents",
     "bad_requests",
     "cached_prompt_logprobs",
+    "continuing",
     "grammar_bounds",
     "grammar_pipelines",
+    "histograms",
     "logprob_messages",
     "logprobs",
     "mm_caches",
@@ -19,4 +21,5 @@ __getattr__ = door(
     "request_types",
     "stop_strings",
     "turns",
+    "unread",
 )

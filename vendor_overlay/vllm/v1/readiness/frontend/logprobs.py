@@ -314,6 +314,13 @@ def shown(
     return processor.logprobs
 
 
+def is_flat(processor: upstream.LogprobsProcessor) -> bool:
+    """Return whether the logprobs of an output are a FlatLogprobs."""
+    if isinstance(processor, DeferredLogprobs):
+        return isinstance(processor._sample.shown, containers.FlatLogprobs)
+    return isinstance(processor.logprobs, containers.FlatLogprobs)
+
+
 def _is_upstreams(processor: upstream.LogprobsProcessor) -> bool:
     """Return whether the processor's class, methods and functions are upstream's."""
     return (

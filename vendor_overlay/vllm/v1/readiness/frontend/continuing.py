@@ -1,0 +1,367 @@
+"""Feature ``process-outputs``: process the tokens of requests that continue in one pass.
+
+For each token, 0.22.0's front end calls some 20 functions: statistics, detokenizer, stop strings,
+logprobs, and two objects for the client. Most of them only matter for a request's first or last
+token. Here the tokens of a request that continues are detokenized, appended and counted by a few
+operations, and its client's output is made when it is taken (:mod:`unread`). Upstream's loop
+processes all other outputs, in the order of the message.
+
+The output handler reads all messages that have arrived before it lets other tasks run. Clients of
+requests that continue are woken behind all of them, so a request's first token does not wait until
+the chunks of all other requests are written. Without an end of messages, other tasks run after
+:data:`_MOST` outputs.
+"""
+
+# mirrors: vllm.v1.engine.output_processor:OutputProcessor.process_outputs
+# mirrors: vllm.v1.engine.output_processor:OutputProcessor._update_stats_from_output
+# mirrors: vllm.v1.metrics.stats:IterationStats.update_from_output
+# mirrors: vllm.v1.engine.detokenizer:IncrementalDetokenizer.update
+# mirrors: vllm.v1.engine.detokenizer:BaseIncrementalDetokenizer.update
+# mirrors: vllm.v1.engine.detokenizer:FastIncrementalDetokenizer.decode_next
+# mirrors: vllm.v1.engine.logprobs:LogprobsProcessor.update_from_output
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.detokenizer import (
+    BaseIncrementalDetokenizer,
+    FastIncrementalDetokenizer,
+    IncrementalDetokenizer,
+    SlowIncrementalDetokenizer,
+)
+from vllm.v1.engine.logprobs import LogprobsProcessor
+from vllm.v1.metrics.stats import IterationStats, RequestStateStats
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import gauges, originals, subclasses, switch
+from vllm.v1.readiness.frontend import unread
+from vllm.v1.readiness.frontend.logprobs import DeferredLogprobs, is_flat
+from vllm.v1.readiness.frontend.unread import Unread
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutput
+    from vllm.v1.engine.output_processor import (
+        OutputProcessor,
+        RequestOutputCollector,
+        RequestState,
+    )
+
+logger = init_logger(__name__)
+
+#: Attribute of an output processor that holds its :class:`Service`.
+_SERVICE = "readiness_continuing"
+#: Attribute of a request's state that holds its :class:`Continuation`.
+_CONTINUATION = "readiness_continuation"
+_DETOKENIZERS = (
+    IncrementalDetokenizer,
+    FastIncrementalDetokenizer,
+    SlowIncrementalDetokenizer,
+)
+#: Outputs processed without a pause; some milliseconds.
+_MOST = 2048
+#: Methods that are not called for each token, by the names of classes in the processor's module.
+_PROCESSOR = ("_update_stats_from_output",)
+_STATE = ("make_request_output", "_new_request_output", "_new_completion_output")
+_COLLECTOR = ("put", "get", "get_nowait")
+_STATS = ("update_from_output", "_time_since")
+_DETOKENIZER = ("update", "output_token_ids", "num_output_tokens", "get_next_output_text")
+_LOGPROBS = ("update_from_output", "pop_prompt_logprobs")
+_OUTPUT = ("__init__", "add")
+
+
+class Continuation:
+    """A request whose further tokens this module processes.
+
+    Attributes:
+        state: of the request.
+        decode: returns a token's text; None if upstream's ``update`` detokenizes.
+        detokenizer, stats, collector: of the request. ``collector`` is None if a token has no
+            output.
+        update_logprobs: takes an output's logprobs; None without logprobs.
+        interval: tokens between two outputs.
+        spaces: namespaces of the instances.
+        size: number of their attributes, which an override changes.
+    """
+
+    __slots__ = (
+        "collector",
+        "decode",
+        "detokenizer",
+        "interval",
+        "size",
+        "spaces",
+        "state",
+        "stats",
+        "update_logprobs",
+    )
+
+    def __init__(self, state: "RequestState") -> None:
+        self.state = state
+        self.detokenizer = detokenizer = state.detokenizer
+        self.stats: RequestStateStats | None = state.stats
+        kind = type(detokenizer)
+        self.decode: Callable[[int], str | None] | None = None
+        if kind is FastIncrementalDetokenizer:
+            plain = detokenizer.spaces_between_special_tokens
+            self.decode = detokenizer._protected_step if plain else detokenizer.decode_next
+        final = state.output_kind == RequestOutputKind.FINAL_ONLY
+        self.interval: int = 1 if final else state.stream_interval
+        #: With an interval, a token that is served has no output.
+        silent = final or self.interval > 1
+        self.collector: RequestOutputCollector | None = None if silent else state.queue
+        processor = state.logprobs_processor
+        self.update_logprobs: Callable[[EngineCoreOutput], None] | None = None
+        if processor.num_logprobs is not None:
+            self.update_logprobs = processor.update_from_output
+        instances = (state, detokenizer, processor, self.collector)
+        self.spaces = [vars(instance) for instance in instances if instance is not None]
+        self.size = sum(map(len, self.spaces))
+
+    def serves(self, output: "EngineCoreOutput") -> bool:
+        """Return whether an output only has tokens and logprobs, and the request continues."""
+        return (
+            sum(map(len, self.spaces)) == self.size
+            and output.finish_reason is None
+            and bool(output.new_token_ids)
+            and output.events is None
+            and output.new_prompt_logprobs_tensors is None
+            and output.pooling_output is None
+            and output.kv_transfer_params is None
+            and output.routed_experts is None
+            and not output.num_nans_in_logits
+            and (self.interval == 1 or not self._is_due(len(output.new_token_ids)))
+        )
+
+    def _is_due(self, count: int) -> bool:
+        """Return whether an output is due behind ``count`` more tokens."""
+        sent: int = self.state.sent_tokens_offset
+        length: int = self.detokenizer.num_output_tokens() + count
+        return sent == 0 or length - sent >= self.interval
+
+    def take(self, output: "EngineCoreOutput") -> bool:
+        """Append an output's tokens and logprobs; return whether a client is to be woken."""
+        tokens = output.new_token_ids
+        decode, detokenizer = self.decode, self.detokenizer
+        if decode is None:
+            detokenizer.update(tokens, False)
+        else:
+            for token in tokens:
+                detokenizer.token_ids.append(token)
+                piece = decode(token)
+                if piece:
+                    # With a single reference, CPython appends in place.
+                    text = detokenizer.output_text
+                    detokenizer.output_text = ""
+                    text += piece
+                    detokenizer.output_text = text
+        if self.update_logprobs is not None:
+            self.update_logprobs(output)
+        collector = self.collector
+        if collector is None:
+            return False
+        waiting = collector.output
+        if waiting is None:
+            collector.output = Unread(self.state, tokens)
+            return True
+        if type(waiting) is Unread:
+            waiting.tokens += tokens
+        elif isinstance(waiting, RequestOutput):
+            collector.output = Unread(self.state, tokens, waiting)
+        return False
+
+
+#: Continuation of a request that is left to upstream.
+_NEVER = object()
+
+
+class Service:
+    """Decides for each message whether one output processor's requests are served.
+
+    A third-party program may replace a function at any time, and may restore it.
+    """
+
+    def __init__(self, processor: "OutputProcessor") -> None:
+        word = registry.PROCESS_OUTPUTS
+        self._on = word in switch.enabled()
+        self._classes: dict[str, Any] = {}
+        self._watch: originals.Watch | None = None
+        self._serves = False
+        #: Outputs processed since other tasks have run.
+        self._count = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        #: Collectors whose clients are still to be woken.
+        self._woken: list[RequestOutputCollector] = []
+        self._replaced: list[str] = []
+        if not self._on:
+            return
+        self._classes = originals.namespace(type(processor))
+        if self._classes.get("OutputProcessor") is not type(processor):
+            gauges.fall_back(word, gauges.OTHER_CLASS)
+            self._on = False
+
+    def serves(self, processor: "OutputProcessor") -> bool:
+        """Return whether functions that this module does not call are vLLM's own."""
+        if not self._on:
+            return False
+        if self._watch is None or self._watch.changed():
+            self._reconsider(processor)
+        return self._serves
+
+    def _reconsider(self, processor: "OutputProcessor") -> None:
+        functions = [*self._functions(processor)]
+        self._watch = originals.Watch(functions)
+        replaced = [
+            f"{name} (by {originals.location(value)})"
+            for owner, names in functions
+            for name, value in originals.replaced(owner, names)
+        ]
+        if replaced and replaced != self._replaced:
+            gauges.fall_back(registry.PROCESS_OUTPUTS, gauges.REPLACED)
+            logger.warning_once(
+                "Readiness overlay: functions that process-outputs does not call for each token "
+                "were replaced: %s. vLLM's own code processes all outputs.",
+                ", ".join(replaced),
+            )
+        self._replaced = replaced
+        self._serves = not replaced
+        for state in processor.request_states.values():
+            vars(state).pop(_CONTINUATION, None)
+            unread.settle(state.queue)
+
+    def _functions(self, processor: "OutputProcessor") -> Iterator[tuple[Any, tuple[str, ...]]]:
+        yield processor, _PROCESSOR
+        yield self._classes["RequestState"], _STATE
+        yield self._classes["RequestOutputCollector"], _COLLECTOR
+        yield IterationStats, _STATS
+        for kind in (*_DETOKENIZERS, BaseIncrementalDetokenizer):
+            yield kind, _DETOKENIZER
+        yield FastIncrementalDetokenizer, ("decode_next", "_protected_step")
+        yield SlowIncrementalDetokenizer, ("decode_next",)
+        yield LogprobsProcessor, _LOGPROBS
+        yield RequestOutput, ("__init__", "add")
+
+    def wake(self, collectors: "list[RequestOutputCollector]", count: int) -> None:
+        """Wake the clients of collectors once the event loop runs other tasks.
+
+        ``count`` is the number of outputs of the message.
+        """
+        self._woken += collectors
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self._wake_all()
+            return
+        if not self._count or loop is not self._loop:
+            self._loop = loop
+            loop.call_soon(self._wake_all)
+        self._count += count
+
+    def _wake_all(self) -> None:
+        woken, self._woken, self._count = self._woken, [], 0
+        for collector in woken:
+            if collector.output is not None:  # its client may have taken it
+                collector.ready.set()
+
+    def is_long(self) -> bool:
+        """Return whether other tasks should run before the next message."""
+        return self._count > _MOST
+
+    def continuation(self, state: "RequestState") -> object:
+        """Return the continuation of a request that has had an output; _NEVER if upstream's."""
+        detokenizer, processor, collector = state.detokenizer, state.logprobs_processor, state.queue
+        final = state.output_kind == RequestOutputKind.FINAL_ONLY
+        if (
+            type(state) is not self._classes["RequestState"]
+            or type(detokenizer) not in _DETOKENIZERS
+            or type(processor) not in (LogprobsProcessor, DeferredLogprobs)
+            or (state.stats is not None and type(state.stats) is not RequestStateStats)
+            or state.is_prefilling
+            or state.input_chunk_queue is not None
+            or state.streaming_input
+            or getattr(detokenizer, "stop", None)
+            or state.routed_experts_chunks
+        ):
+            return _NEVER
+        if not final and (
+            type(collector) is not self._classes["RequestOutputCollector"]
+            or state.parent_req is not None
+            or state.prompt_token_ids is None
+            or is_flat(processor)  # to merge two drops a token that is twice in a position
+        ):
+            return _NEVER
+        if any(map(_has_override, (state, detokenizer, processor, collector))):
+            return _NEVER
+        vars(state)[_CONTINUATION] = None  # counted by its size
+        return Continuation(state)
+
+
+def _has_override(instance: object) -> bool:
+    """Return whether an instance has a function of its own."""
+    names = getattr(instance, "__dict__", ())
+    return any(callable(getattr(type(instance), name, None)) for name in names)
+
+
+def left_to_upstream(
+    processor: "OutputProcessor",
+    outputs: "list[EngineCoreOutput]",
+    timestamp: float | None,
+    stats: IterationStats | None,
+) -> "Iterable[EngineCoreOutput]":
+    """Process the outputs of requests that continue; return the others.
+
+    The outputs are processed in the message's order while the iterator advances.
+    """
+    service = subclasses.remembered(processor, _SERVICE, lambda: Service(processor))
+    if not service.serves(processor):
+        return outputs
+    countable = type(stats) is IterationStats and timestamp is not None and processor.log_stats
+    if stats is not None and not countable:
+        return outputs
+    return _process(processor, service, outputs, timestamp, stats)
+
+
+def _process(
+    processor: "OutputProcessor",
+    service: Service,
+    outputs: "list[EngineCoreOutput]",
+    timestamp: float | None,
+    stats: IterationStats | None,
+) -> "Iterator[EngineCoreOutput]":
+    states = processor.request_states
+    continuation: Any
+    woken: list[RequestOutputCollector] = []
+    try:
+        for output in outputs:
+            state = states.get(output.request_id)
+            if state is None:
+                continue
+            try:  # cheaper than a call of getattr
+                continuation = state.readiness_continuation
+            except AttributeError:
+                continuation = None
+            if continuation is None or continuation is _NEVER or not continuation.serves(output):
+                unread.settle(state.queue)
+                yield output
+                if continuation is not _NEVER and output.finish_reason is None:
+                    setattr(state, _CONTINUATION, service.continuation(state))
+                continue
+            if stats is not None:
+                count = len(output.new_token_ids)
+                stats.num_generation_tokens += count
+                times = continuation.stats
+                times.num_generation_tokens += count
+                stats.inter_token_latencies_iter.append(timestamp - times.last_token_ts)
+                times.last_token_ts = timestamp
+            if continuation.take(output):
+                woken.append(continuation.collector)
+    finally:
+        service.wake(woken, len(outputs))
+
+
+def is_long(processor: "OutputProcessor") -> bool:
+    """Return whether the output handler has processed many outputs while no other task ran."""
+    service: Service | None = vars(processor).get(_SERVICE)
+    return service is not None and service.is_long()
