@@ -347,7 +347,7 @@ def test_positions_of_a_prompt_that_are_not_computed_hold_no_other_requests_logp
     logprobs = logprobs_of(torch.Generator().manual_seed(1), length - cached - 1, 2)
     expected = copy.deepcopy(logprobs)
     shown = ours.compute_chunk("r0", length - cached, logprobs)["r0"]
-    nothing = (0, -float("inf"), -1)
+    nothing = (0, -float("inf"), 1 << 30)
     for part, computed, value in zip(shown[:3], expected[:3], nothing, strict=True):
         assert (part[:cached] == value).all()
         assert torch.equal(part[cached:], computed.to(part.dtype))

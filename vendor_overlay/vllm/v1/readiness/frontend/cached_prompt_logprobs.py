@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from vllm.v1.engine.logprobs import LogprobsProcessor
     from vllm.v1.engine.output_processor import RequestState
 
-#: Rank of a position without logprobs. Ranks begin at 1; a NaN logprob has rank 0.
-_NO_RANK = -1
+#: Rank of a position without logprobs: more than any vocabulary has. The Rust front end ends at
+#: ranks below 1.
+_NO_RANK = 1 << 30
 
 
 class CachedPromptLogprobs(Feature):
