@@ -1,7 +1,7 @@
 """Measure serving: vLLM's server on both sides, driven by `vllm bench serve`.
 
     PYTHONPATH=scripts python -m bench.serving [--site SITE] [--pairs A/B...] [--rounds N] ...
-        [--model DIR --server "ARGUMENTS" --client "ARGUMENTS"]
+        [--model DIR --server "ARGUMENTS" --client "ARGUMENTS"] [--front-end rust]
 
 Two sides are measured at a time, and exchange places (:mod:`bench.harness.pairs`). Stock's client
 drives both, with our cases or with the requests that the arguments of --client make. A pair has no
@@ -63,6 +63,8 @@ class ServingRun(PairRun):
             served = shlex.join(args.server) or "no flags"
             self.title = f"`vllm bench serve {shlex.join(own)}`, served with `{served}`. "
             self.title += f"Texts are {'' if self._compared else 'not '}compared."
+        if args.front_end == "rust":
+            self.title += " Both sides have the Rust front end."
         if args.model:
             self.title += f" Model: {args.model.resolve().name}."
         super().__init__(args, installations)
@@ -81,6 +83,7 @@ class ServingRun(PairRun):
             "flags": loads.flags(load) if args.client is None else args.server,
             "own": args.client,
             "compared": self._compared,
+            "front_end": args.front_end,
         }
         cases = {case: case for case in (args.cases if args.client is None else [loads.OWN])}
         starts = []
@@ -121,6 +124,8 @@ def main(argv: Sequence[str]) -> int:
     options.add_argument("--server", type=_words, default=[], help=text)
     text = "arguments for `vllm bench serve`, quoted: your own dataset, rate and concurrency"
     options.add_argument("--client", type=_words, help=f"{text}, in place of the cases")
+    text = "of both sides (%(default)s); on a CPU, VLLM_RUST_FRONTEND_PATH names the Rust one"
+    options.add_argument("--front-end", choices=("python", "rust"), default="python", help=text)
     text = "seconds for a case, beyond which it fails (%(default)s)"
     options.add_argument("--timeout", type=float, default=300.0, dest="seconds", help=text)
     args = command_line.parse(options, argv)

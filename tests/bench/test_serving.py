@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from bench.servers.load import (
 )
 from demo import model
 from safetensors.torch import load_file
-from support import forked
+from support import forked, rust
 from support.asynchronous import announce
 from support.benches import bench
 from support.processes import gone
@@ -95,6 +96,22 @@ def test_both_sides_serve_every_request_whole(tmp_path: Path, mark: str) -> None
         kept = "logprobs of one request alone" in one["digests"]["stock"]
         assert kept == (one["case"] == LOGPROBS)
     assert run["digests"]["stock"] != run["digests"]["overlaid"]
+    assert gone(mark)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the binary is for x86-64")
+def test_both_sides_serve_behind_the_rust_front_end(
+    tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "started"
+    program = tmp_path / "vllm-rs"
+    program.write_text(f'#!/bin/sh\necho >> "{started}"\nexec "{rust.binary()}" "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("VLLM_RUST_FRONTEND_PATH", str(program))
+    run = measured(tmp_path / "out", "--front-end", "rust", "--cases", PLAIN, LOGPROBS)
+    assert len(run["slices"]) == 4
+    assert len(started.read_text()) >= 2
     assert gone(mark)
 
 
@@ -319,6 +336,7 @@ def test_each_side_s_server_has_its_own_path(tmp_path: Path) -> None:
     args = argparse.Namespace(
         **{"pairs": ["overlaid/stock", "again/stock"], "cases": [*CASES], "size": "tiny"},
         **{"model": UPSTREAM, "client": None, "server": ["--max-num-seqs", "7"], "places": 1},
+        front_end="rust",
     )
     paths = {"stock": [tmp_path / "pristine"], "overlaid": [tmp_path / "overlaid"]}
     views: Any = SimpleNamespace(work=tmp_path, digests={}, paths=paths)
@@ -333,7 +351,8 @@ def test_each_side_s_server_has_its_own_path(tmp_path: Path) -> None:
     settings = run.starts()[0].settings
     assert settings["flags"][-3:] == ["--enforce-eager", "--max-num-seqs", "7"]
     assert json.loads(json.dumps(settings)) == {**settings, "flags": settings["flags"]}
-    Spec(**settings, cores=[], memory=0.4, **run.spec("stock"))
+    assert Spec(**settings, cores=[], memory=0.4, **run.spec("stock")).front_end == "rust"
+    assert "Both sides have the Rust front end." in run.title
 
 
 def test_each_token_is_a_word_of_its_own(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class Server:
         arguments: further ones of the command.
         paths: directories that its Python searches, such as those of plugins.
         environment: variables to set.
+        program: starts the server with these arguments.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Server:
         arguments: Sequence[str],
         paths: Sequence[Path],
         environment: Mapping[str, str],
+        program: Path = PROGRAM,
     ) -> None:
         self.log = log
         with socket.socket() as free:
@@ -55,7 +57,7 @@ class Server:
             **environment,
         }
         searched, code = [*map(str, paths)], str(log.with_suffix(".code"))
-        job = Job(str(PROGRAM), words, searched, variables, str(log), code)
+        job = Job(str(program), words, searched, variables, str(log), code)
         self.process = engine.launch(job)
 
     def ask(self, path: str, body: Any = None, patience: float = PATIENCE) -> str:

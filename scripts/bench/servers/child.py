@@ -62,6 +62,7 @@ class Spec(NamedTuple):
         cores: the CPUs of server and client.
         memory: the share of the GPU's memory.
         compared: whether texts are compared.
+        front_end: ``python`` or ``rust``.
     """
 
     size: str
@@ -73,6 +74,7 @@ class Spec(NamedTuple):
     cores: Sequence[int]
     memory: float
     compared: bool
+    front_end: str = "python"
 
     @property
     def tokenizer(self) -> str:
@@ -86,6 +88,7 @@ def prepare(directory: Path, size: str) -> None:
     config = {**model.CONFIG, **LOADS[size].model, **changes}
     model.write(directory, **config)
     model.write_tokenizer(directory / "tokenizer", config["vocab_size"])
+    model.write_tokenizer(directory, config["vocab_size"])  # the Rust front end looks here alone
     write_weights(directory)
 
 
@@ -118,10 +121,13 @@ def serving(spec: Spec) -> Iterator[tuple[str, int]]:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
     own = (f"--{name.replace('_', '-')}={value}" for name, value in memory(spec.memory).items())
-    line = loads.server_arguments(spec.model, spec.tokenizer, port, [*own, *spec.flags])
+    rust = spec.front_end == "rust"
+    tokenizer = None if rust else spec.tokenizer
+    line = loads.server_arguments(spec.model, tokenizer, port, [*own, *spec.flags])
+    program = "bench.servers.command" if rust else "vllm.entrypoints.openai.api_server"
     process = subprocess.Popen(
-        [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *line],
-        env={**os.environ, "PYTHONPATH": spec.path},
+        [sys.executable, "-m", program, *line],
+        env={**os.environ, "PYTHONPATH": spec.path, "VLLM_USE_RUST_FRONTEND": str(int(rust))},
         # A server that is killed leaves its engine behind.
         preexec_fn=lambda: end_with_parent(signal.SIGTERM),  # noqa: PLW1509 (one thread)
     )

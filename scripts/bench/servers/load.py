@@ -66,12 +66,15 @@ def flags(load: Load) -> list[str]:
     return [*fixed, *load.server]
 
 
-def _served(model: str, tokenizer: str) -> list[str]:
-    return ["--model", model, "--served-model-name", NAME, "--tokenizer", tokenizer]
+def _served(model: str, tokenizer: str | None) -> list[str]:
+    named = ["--tokenizer", tokenizer] if tokenizer is not None else []
+    return ["--model", model, "--served-model-name", NAME, *named]
 
 
-def server_arguments(model: str, tokenizer: str, port: int, flags: Sequence[str]) -> list[str]:
-    """Return the arguments of vLLM's server."""
+def server_arguments(
+    model: str, tokenizer: str | None, port: int, flags: Sequence[str]
+) -> list[str]:
+    """Return the arguments of vLLM's server; the model's tokenizer is beside it if None."""
     return [*_served(model, tokenizer), *flags, "--host", "127.0.0.1", "--port", str(port)]
 
 
