@@ -214,6 +214,7 @@ BAD_REQUESTS = _fix(
     "frontend.bad_requests",
     "frontend.grammar_bounds",
     "frontend.request_types",
+    "frontend.unchecked_requests",
     on_v2=True,
 )
 #: Each request is served or refused, and stalls no other.

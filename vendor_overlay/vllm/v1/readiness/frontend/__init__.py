@@ -21,5 +21,6 @@ __getattr__ = door(
     "request_types",
     "stop_strings",
     "turns",
+    "unchecked_requests",
     "unread",
 )

@@ -40,6 +40,7 @@ from vllm.v1.readiness.frontend import mm_caches, request_types
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from vllm.config import VllmConfig
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.input_processor import InputProcessor
@@ -65,16 +66,32 @@ def check(
     """
     if registry.BAD_REQUESTS not in switch.enabled():
         return
-    model = processor.model_config
-    last = model.get_vocab_size() - 1
     ids: Collection[int] | None = prompt.get("prompt_token_ids")
     if ids and prompt["type"] == "token":  # a multimodal prompt may hold placeholders
+        last = processor.model_config.get_vocab_size() - 1
         largest = last if processor.tokenizer is None else None
-        _require("prompt", min(ids), 0)
-        _require("prompt", max(ids), 0, largest)
-    if params is None:
-        return
-    request_types.convert(params)
+        check_prompt(ids, largest)
+    if params is not None:
+        request_types.convert(params)
+        length = length_from_prompt_token_ids_or_embeds(ids, prompt.get("prompt_embeds"))
+        check_params(processor.vllm_config, params, length)
+
+
+def check_prompt(ids: "Collection[int]", largest: int | None) -> None:
+    """Refuse a prompt of token ids that are negative, or beyond the largest."""
+    _require("prompt", min(ids), 0)
+    _require("prompt", max(ids), 0, largest)
+
+
+def check_params(config: "VllmConfig", params: "SamplingParams", length: int) -> None:
+    """Validate the parameters of a request with ``length`` prompt tokens; lower its min_tokens.
+
+    Raises:
+        VLLMValidationError: the engine cannot serve the request.
+        ValueError: upstream's checks refuse the request.
+    """
+    model = config.model_config
+    last = model.get_vocab_size() - 1
     _check_types(params)
     for name in ("logprobs", "prompt_logprobs"):
         if (wanted := getattr(params, name)) is not None:
@@ -85,8 +102,7 @@ def check(
                 request_types.refuse(name, token, int)
             _require(name, token, 0, last)
     if params.seed is not None:
-        _check_seed(processor, params)
-    length = length_from_prompt_token_ids_or_embeds(ids, prompt.get("prompt_embeds"))
+        _check_seed(config, params)
     if model.enable_return_routed_experts:
         start = params.routed_experts_prompt_start
         _require("routed_experts_prompt_start", start, 0, length - 1)
@@ -147,9 +163,9 @@ def _check_allowed_tokens(params: "SamplingParams") -> None:
         )
 
 
-def _check_seed(processor: "InputProcessor", params: "SamplingParams") -> None:
+def _check_seed(config: "VllmConfig", params: "SamplingParams") -> None:
     """Refuse a seed that is out of range, unless V1 ignores it in a greedy request."""
-    mrv2 = processor.vllm_config.use_v2_model_runner
+    mrv2 = config.use_v2_model_runner
     if not mrv2 and params.sampling_type != SamplingType.RANDOM_SEED:
         return
     if not request_types.is_integer(params.seed):
