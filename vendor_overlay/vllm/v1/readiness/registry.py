@@ -113,6 +113,14 @@ PROCESS_OUTPUTS = _feature(
     "frontend.unread",
     on_v2=True,
 )
+#: Encodes what changes from chunk to chunk of a stream, and the rest once.
+STREAMED_CHUNKS = _feature(
+    "streamed-chunks",
+    "frontend.chunks",
+    "frontend.chunk_logprobs",
+    "frontend.response_models",
+    on_v2=True,
+)
 #: Schedules all running requests that need no new block at once.
 SCHEDULE = _feature("schedule", "core.schedule", "core.bounds", on_v2=True)
 #: Updates a request that continues by one token with a few operations.

@@ -9,6 +9,7 @@ __getattr__ = door(
     "aborted_parents",
     "bad_requests",
     "cached_prompt_logprobs",
+    "chunks",
     "continuing",
     "grammar_bounds",
     "grammar_pipelines",
