@@ -8,6 +8,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,6 +20,7 @@ from support import streams
 from support.examples import draws
 from support.modules import overlaid, pristine
 from support.streams import Case
+from vllm.entrypoints.openai.engine.protocol import DeltaMessage, DeltaToolCall
 from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.readiness.engine import gauges
@@ -121,6 +123,47 @@ def test_encodes_the_deltas_of_parsers(encoded: Counter[str]) -> None:
     assert encoded["Chunk"] >= 2
 
 
+class Scripted:
+    """A parser whose deltas are those of a script."""
+
+    tool_parser = None
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self._stream_state = SimpleNamespace()
+        calls = [
+            DeltaToolCall(index=index, id="i", type="function", function={"name": "é"})
+            for index in (1, 0)
+        ]
+        self._deltas = iter(
+            [
+                DeltaMessage(tool_calls=calls, content=None),
+                None,
+                DeltaMessage(reasoning='"', reasoning_content="x"),
+                DeltaMessage(tool_calls=calls[:1]),
+                DeltaMessage(tool_calls=[]),
+                DeltaMessage(content="c", role="tool"),
+            ]
+        )
+
+    def parse_delta(self, **_: object) -> DeltaMessage | None:
+        return next(self._deltas)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("shows_tokens", [False, True])
+def test_deltas_with_tool_calls_are_upstreams(
+    parallel: bool, shows_tokens: bool, encoded: Counter[str]
+) -> None:
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    fields = {"stream_options": usage, "parallel_tool_calls": parallel}
+    logprobs = [{token: Logprob(-1.0, 1, "a")} for token in range(6)]
+    case = plain(*"abcdef", logprobs=logprobs, serving={"parser_cls": Scripted})
+    fields |= {"return_token_ids": shows_tokens} | shown("chat", 1)
+    case = case._replace(request=fields)
+    assert run(overlaid, "chat", case) == run(pristine, "chat", case)
+    assert encoded["Chunk"] == (4 if shows_tokens else 3)
+
+
 @pytest.mark.parametrize("value", ["off", "-streamed-chunks", "fixes", "logprobs"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_off_is_upstreams(
@@ -147,6 +190,10 @@ def unusual() -> dict[str, Case]:
         output.outputs[0].token_ids = tuple(output.outputs[0].token_ids)
     refused: Any = plain("a", "b", return_token_ids=True)
     refused.outputs[1].outputs[0].token_ids = [1.5]
+    stopped: Any = plain("a", "b")
+    stopped.outputs[1].outputs[0].stop_reason = np.float64(7.0)
+    flagged: Any = plain("a", "b")
+    flagged.outputs[1].outputs[0].stop_reason = True
     true: Any = plain("a", "b", return_token_ids=True)
     true.outputs[1].outputs[0].token_ids = [True]
     return {
@@ -154,6 +201,8 @@ def unusual() -> dict[str, Case]:
         "tuples": whole._replace(request={"return_token_ids": True}),
         "refused token": refused,
         "boolean token": true,
+        "stop reason of another type": stopped,
+        "boolean stop reason": flagged,
         "surrogate": plain("a", "\ud800", "b"),
         "too few logprobs": plain("a", "b", logprobs=strange[:1]),
     }
