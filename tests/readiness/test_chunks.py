@@ -227,10 +227,10 @@ def test_reads_flat_logprobs(kind: str, encoded: Counter[str]) -> None:
     assert encoded["Logprobs"] == 2
 
 
-def replaced_model(module: Any, name: str) -> Any:
-    """Replace a model by one with another field."""
-    model = type(name, (getattr(module, name),), {"__annotations__": {"more": int}, "more": 7})
-    return mock.patch.object(module, name, model)
+def replaced_model(module: Any, name: str, home: str) -> Any:
+    """Replace a model by one with another field, defined in module ``home``."""
+    fields = {"__annotations__": {"more": int}, "more": 7, "__module__": home}
+    return mock.patch.object(module, name, type(name, (getattr(module, name),), fields))
 
 
 def wrapped(owner: Any, name: str) -> Any:
@@ -252,7 +252,8 @@ def replacements(kind: str, module: Any) -> list[Any]:
     return [
         *(wrapped(cls, name) for name in mirrored.methods),
         *(wrapped(module, name) for name in mirrored.functions),
-        *(replaced_model(module, name) for name in mirrored.models),
+        *(replaced_model(module, name, "plugin") for name in mirrored.models),
+        *(replaced_model(module, name, "vllm.plugin") for name in mirrored.models),
         *(wrapped(getattr(module, name), "model_dump_json") for name in mirrored.models[:1]),
         wrapped(BaseModel, "model_dump_json"),
     ]

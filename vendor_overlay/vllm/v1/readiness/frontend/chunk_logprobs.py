@@ -177,7 +177,7 @@ def _string(text: str) -> str:
 
 
 def _bytes(text: str) -> str:
-    return f"[{','.join(map(str, text.encode('utf-8', errors='replace')))}]"
+    return f"[{','.join(map(str, text.encode()))}]"
 
 
 @lru_cache(_TEXTS)
