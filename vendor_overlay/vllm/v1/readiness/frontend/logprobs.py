@@ -21,7 +21,7 @@ same types. Other processors, tokenizers and types fall back to upstream.
 import gc
 import threading
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import repeat
@@ -250,20 +250,36 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
         ids = columns.ids[first * width :].tolist()
         logprobs = columns.logprobs[first * width :].tolist()
         ranks = columns.ranks[first:].tolist()
+        if len(ids) < _MANY:
+            return self._dicts(columns, first, ids, logprobs, ranks)
+        with _collector.paused(len(ids)):
+            return self._dicts(columns, first, ids, logprobs, ranks)
+
+    def _dicts(
+        self,
+        columns: Columns,
+        first: int,
+        ids: list[int],
+        logprobs: Sequence[float],
+        ranks: list[int],
+    ) -> "list[LogprobsOnePosition]":
+        """Create the dicts of positions, of which the arrays' values have been copied."""
+        width = columns.width
+        texts: list[str | None] = []
+        if self._texts is not None:
+            texts += map(self._texts.__getitem__, ids)
+            for position, parts in columns.texts.items() if columns.texts else ():
+                if position >= first:
+                    start = (position - first) * width
+                    texts[start : start + width] = parts
         places = [*range(width)] * len(ranks)
         places[::width] = ranks
-        with _collector.paused(len(ids)):
-            texts: list[str | None] = []
-            if self._texts is not None:
-                texts += map(self._texts.__getitem__, ids)
-                for position, parts in columns.texts.items():
-                    if position >= first:
-                        start = (position - first) * width
-                        texts[start : start + width] = parts
-            objects = map(containers.Logprob, logprobs, places, texts or repeat(None))
-            pairs = zip(ids, objects, strict=True)
-            # The sampled token comes first, and may occur again among the top tokens.
-            return list(map(dict, zip(*[pairs] * width, strict=True)))
+        objects = map(containers.Logprob, logprobs, places, texts or repeat(None))
+        pairs = zip(ids, objects, strict=True)
+        # The sampled token comes first, and may occur again among the top tokens.
+        if len(ranks) == 1:
+            return [dict(pairs)]
+        return list(map(dict, zip(*[pairs] * width, strict=True)))
 
     def _decoded(self, row: list[int], series: Series, position: int) -> Iterable[str | None]:
         """Return the texts of the tokens of one position."""
