@@ -3,3 +3,7 @@
 
 class Failure(Exception):
     """Failed step of a run; the text names the step and the remedy."""
+
+
+class Fatal(Failure):
+    """Failure after which a run measures nothing more."""

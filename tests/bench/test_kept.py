@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from bench.errors import Failure
+from bench.errors import Failure, Fatal
 from bench.harness import kept
 from bench.harness.kept import Kept
 from support.sites import REPO
@@ -20,6 +20,9 @@ from pathlib import Path
 from bench.harness import kept
 kept.ready(Path(sys.argv[1]))
 for turn, (path, request) in enumerate(kept.asked(Path(sys.argv[1])), 1):
+    if turn == 3 and sys.argv[2] == "error":
+        kept.answer(path, {"error": "a stream ended"})
+        continue
     if turn == 3:
         time.sleep(60) if sys.argv[2] == "sleep" else sys.exit(7)
     kept.answer(path, {"request": request, "process": os.getpid()})
@@ -46,16 +49,23 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize(
-    ("end", "reason"), [("sleep", "no end after 0.2 s"), ("exit", r"the process ended \(7\)")]
+    ("end", "kind", "reason"),
+    [
+        ("sleep", Failure, "no end after 0.2 s"),
+        ("exit", Failure, r"the process ended \(7\)"),
+        ("error", Fatal, "a stream ended"),
+    ],
 )
-def test_one_process_takes_every_turn_until_it_fails(start: Start, end: str, reason: str) -> None:
+def test_one_process_takes_every_turn_until_it_fails(
+    start: Start, end: str, kind: type[Failure], reason: str
+) -> None:
     kept = start(end)
     kept.started(60)
     for turn in (1, 2):
         kept.ask([turn])
         assert kept.result(60) == {"request": [turn], "process": kept.process.pid}
     kept.ask([3])
-    with pytest.raises(Failure, match=reason):
+    with pytest.raises(kind, match=reason):
         kept.result(0.2 if end == "sleep" else 60)
 
 

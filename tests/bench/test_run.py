@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from bench import engine, serving, traffic
-from bench.errors import Failure
+from bench.errors import Failure, Fatal
 from bench.harness import command_line, manifest
 from bench.harness import run as harness
 from bench.harness.run import Job, Run
@@ -141,6 +141,19 @@ def test_a_job_that_fails_costs_its_own_slices_alone(tmp_path: Path) -> None:
     text = (tmp_path / "run.md").read_text()
     assert "two, round 2 failed" in text
     assert "its log" in text
+
+
+def test_a_fatal_error_ends_the_run_with_its_message(tmp_path: Path) -> None:
+    class Failing(Faked):
+        def measure(self, job: Job) -> None:
+            super().measure(job)
+            if job == ("two", 1):
+                raise Fatal("a stream has an error")
+
+    assert Failing(tmp_path).execute() == 1
+    run = load(tmp_path / "run.json")
+    assert {one["round"] for one in run["slices"]} == {1}
+    assert run["problems"] == ["a stream has an error"]
 
 
 def test_a_slice_is_printed_by_its_first_figure_with_a_ratio(

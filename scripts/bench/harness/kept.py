@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.errors import Failure
+from bench.errors import Failure, Fatal
 from bench.harness.files import replace
 
 #: Seconds between two polls for a file.
@@ -45,7 +45,7 @@ def ready(out: Path) -> None:
 
 
 def answer(path: Path, result: Mapping[str, Any]) -> None:
-    """Write an answer."""
+    """Write an answer; one with the key "error", a sentence, ends the run."""
     replace(path, json.dumps(result).encode())
 
 
@@ -76,11 +76,17 @@ class Kept:
         replace(_question(self._out, self._turn), json.dumps(request).encode())
 
     def result(self, timeout: float) -> dict[str, Any]:
-        """Return the answer to the last request; raises as :meth:`started`."""
+        """Return the answer to the last request; raises as :meth:`started`.
+
+        Raises:
+            Fatal: the answer is an error.
+        """
         path = _answer(self._out, self._turn)
         self._wait(path, timeout)
         result: dict[str, Any] = json.loads(path.read_text())
         path.unlink()
+        if "error" in result:
+            raise Fatal(result["error"])
         return result
 
     def _wait(self, path: Path, timeout: float) -> None:

@@ -123,6 +123,7 @@ class PairRun(Run):
 
         Raises:
             Failure: a process failed, or took too long; its log is kept.
+            Fatal: a side's answer is an error.
         """
         start = self._starts[job.name]
         if job.name in self._failed:
@@ -139,7 +140,7 @@ class PairRun(Run):
             self._started_for = ""
             tails = [f"{shutil.copy(log, self.args.out)}:\n{log_tail(log)}" for log in self._logs]
             with self.running:
-                raise Failure("\n".join([f"{job}: {error}", *tails])) from error
+                raise type(error)("\n".join([f"{job}: {error}", *tails])) from error
 
     def _begin(self, start: Start) -> None:
         """Start the engines of both sides in each place; the engines of the former start end."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from bench.errors import Failure
+from bench.errors import Failure, Fatal
 from bench.harness import manifest
 from bench.harness.files import replace
 from bench.harness.installations import Installations, installed, log_tail
@@ -165,7 +165,10 @@ class Run(ABC):
         print(f"bench: decided in {self.args.out / manifest.NAME}, sha256 {digest}", flush=True)
 
     def _measure_all(self) -> None:
-        """Do every job that ends in time; a job that fails leaves an error behind."""
+        """Do every job that ends in time; a job that fails leaves an error behind.
+
+        After a :class:`Fatal` error no job is done.
+        """
         for job in self.jobs():
             self._began = time.monotonic()
             if not self._fits(job, self._began - self._started):
@@ -176,6 +179,8 @@ class Run(ABC):
             except Failure as error:
                 self._errors.append(str(error))
                 print(error, file=sys.stderr, flush=True)
+                if isinstance(error, Fatal):
+                    return
             self._lengths[job.name] = time.monotonic() - self._began
 
     def started(self) -> None:
