@@ -146,7 +146,7 @@ bench-traffic: bench-environment ## compare pristine, overlaid and MRV2 under cl
 bench: bench-environment ## compare the same with steady batches (MODEL=dir for real weights)
 	@$(TOOLS) bench.engine $(BENCH_TARGET) $(if $(MODEL),--model "$$MODEL") $(ARGS)
 
-bench-serving: bench-environment ## compare pristine and overlaid as servers, by vLLM's own bench serve
+bench-serving: bench-environment ## compare pristine and overlaid as servers, under streams of chat completions
 	@$(TOOLS) bench.serving $(BENCH_TARGET) $(if $(MODEL),--model "$$MODEL") $(ARGS)
 
 conformance: bench-environment ## run upstream's own tests on pristine and overlaid copies of the target

@@ -43,7 +43,7 @@ def write(directory: Path, **changes: object) -> Path:
     return directory
 
 
-def write_tokenizer(directory: Path, size: int) -> Path:
+def write_tokenizer(directory: Path, size: int, **settings: object) -> Path:
     """Write a tokenizer for transformers into ``directory``, which is created if missing.
 
     Each token is a word, "t17" for 17, and words are separated by spaces. No token is
@@ -53,6 +53,7 @@ def write_tokenizer(directory: Path, size: int) -> Path:
         directory: not the configuration's, because transformers treats every tokenizer
             beside a Qwen2 configuration as a Qwen2 tokenizer.
         size: of the vocabulary.
+        settings: further fields of tokenizer_config.json, such as a chat template.
     """
     directory.mkdir(parents=True, exist_ok=True)
     words = {f"t{token}": token for token in range(size)}
@@ -64,8 +65,8 @@ def write_tokenizer(directory: Path, size: int) -> Path:
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "t0"},
     }
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    fast = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (directory / "tokenizer_config.json").write_text(json.dumps(fast | settings))
     return directory
 
 

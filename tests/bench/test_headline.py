@@ -150,5 +150,8 @@ def test_the_settings_of_new_runs_are_those_of_their_labels() -> None:
     assert own.model == "mine"
     timed = "Closed-loop traffic, 4 s each. The engine core is in the client's process."
     assert described("seven-b full", "plain, 64", title=timed)[0].load == "steps"
+    served, requests = described("seven-b, 4 API servers", "logprobs, 64")
+    assert requests == "logprobs"
+    assert (served.load, str(served), served.concurrency) == ("HTTP", "7B, 4 API servers", 64)
     with pytest.raises(Failure, match="nothing is known of the engine of unheard-of, plain"):
         described("unheard-of", "plain")

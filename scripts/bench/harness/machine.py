@@ -110,6 +110,11 @@ def _system() -> str:
     return f"{name}, {platform.system()} {'.'.join(platform.release().split('.')[:2])}"
 
 
+def version(name: str, site: Path) -> str | None:
+    """Return the version of a package that the measured processes import; None if not there."""
+    return _version(name, [str(site), *sys.path])
+
+
 def _version(name: str, path: Iterable[str]) -> str | None:
     distributions = metadata.distributions(name=name, path=list(path))
     return next((distribution.version for distribution in distributions), None)

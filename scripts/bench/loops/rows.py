@@ -181,9 +181,9 @@ class Source:
         engine, tokens = self._engine, range(_FIRST, self._vocabulary)
         name = f"{self._name}-{self.concurrency}-{place}-{number}"
         drawn = random.Random(name)  # noqa: S311 (draws no secret)
-        length = _length(drawn, engine.prompt, engine.length // 4)
+        length = draw_length(drawn, engine.prompt, engine.length // 4)
         prompt = drawn.choices(tokens, k=engine.prompt if steady else length)
-        output = _length(drawn, engine.output, engine.length // 2)
+        output = draw_length(drawn, engine.output, engine.length // 2)
         if steady:
             output = self._output
         elif number <= 0:
@@ -214,7 +214,7 @@ class Source:
         return Request(name, place, TokensPrompt(prompt_token_ids=prompt), sampling)
 
 
-def _length(drawn: random.Random, mean: int, longest: int) -> int:
+def draw_length(drawn: random.Random, mean: int, longest: int) -> int:
     """Draw a log-normal length of at least 1 token."""
     value = drawn.lognormvariate(math.log(mean) - _SPREAD**2 / 2, _SPREAD)
     return min(longest, math.ceil(value))

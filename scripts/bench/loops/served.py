@@ -66,12 +66,12 @@ class Served:
         self._arrivals, self._unanswered = [], 0
         places = range(source.concurrency)
         loops = [asyncio.create_task(self._place(source, place)) for place in places]
-        await _running(loops, ramp)
+        await running(loops, ramp)
         process = self._engine.engine_core.resources.engine_manager.processes[0].pid
         readings: list[int] = []
         reader = asyncio.create_task(_read_utilization(readings))
         before, began = disturbance.snapshot(process), time.perf_counter()
-        await _running(loops, seconds)
+        await running(loops, seconds)
         ended, after = time.perf_counter(), disturbance.snapshot(process)
         for task in (*loops, reader):
             task.cancel()
@@ -107,8 +107,8 @@ class Served:
             first, last = False, now
 
 
-async def _running(loops: Sequence[asyncio.Task[None]], seconds: float) -> None:
-    """Let the loops run; raise what one of them raises."""
+async def running(loops: Sequence[asyncio.Task[None]], seconds: float) -> None:
+    """Let endless loops run for a time; raise what one of them raises."""
     done, _ = await asyncio.wait(loops, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     for loop in done:
         loop.result()

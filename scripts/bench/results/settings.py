@@ -17,7 +17,8 @@ class Settings(NamedTuple):
     Attributes:
         load: "traffic", "steady" (batches), "steps" (of traffic, timed) or "HTTP".
         model: "0.5B", "7B", "hybrid", or another name.
-        graphs: a name of :data:`bench.loops.child.GRAPHS`, or "default" for vLLM's.
+        graphs: a name of :data:`bench.loops.child.GRAPHS`, or "default" for vLLM's; through HTTP
+            the number of API servers, or "the Rust front end".
         concurrency: requests at a time.
         reasoning: whether a thinking budget is configured, by which stock waits in each step.
         gpus: that share each layer.
@@ -61,6 +62,8 @@ _REQUESTS = {
     **{"a tenth": "grammars", "all": "grammars of all"},
 }
 _ENGINE = re.compile(r"(?P<name>\S+) (?P<graphs>\S+)(?P<reasoning> thinking)?( TP=(?P<gpus>\d+))?")
+#: An engine of bench.serving.
+_SERVED = re.compile(r"(?P<name>\S+), (?P<front_end>\d+ API servers?|the Rust front end)")
 
 
 def settings_of(run: Json, group: Group) -> tuple[Settings, str]:
@@ -73,9 +76,13 @@ def settings_of(run: Json, group: Group) -> tuple[Settings, str]:
     sized = re.fullmatch(r"(.*), (?:batch )?(\d+)", case)
     requests, count = (sized[1], int(sized[2])) if sized else (case, 0)
     about, title = _ENGINE.fullmatch(engine), run["title"]
+    served = _SERVED.fullmatch(engine)
     if (settings := _CONVERTED.get(engine)) is not None:
         requests = _REQUESTS.get(requests, requests)
         settings = settings._replace(concurrency=count or settings.concurrency)
+    elif served is not None and count:
+        model = _MODELS.get(served["name"], served["name"])
+        settings = Settings("HTTP", model, served["front_end"], count)
     elif about is not None and count:
         load = "steady" if title.startswith("Steady batches") else "traffic"
         load = "steps" if "in the client's process" in title else load

@@ -1,1 +1,1 @@
-"""vLLM's server and its client, as one process per side."""
+"""vLLM's server, as one process per side, and its clients."""

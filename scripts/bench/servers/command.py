@@ -1,4 +1,4 @@
-"""Serve, as the command ``vllm serve MODEL`` does, for the Rust front end.
+"""Serve, as the command ``vllm serve MODEL`` does.
 
 The command itself wants metadata of a distribution ``vllm``, which the CPU build does not have.
 """
@@ -10,8 +10,10 @@ def main() -> None:
     """Serve with the arguments of the command."""
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.utils import cli_env_setup
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    cli_env_setup()
     args = make_arg_parser(FlexibleArgumentParser()).parse_args()
     validate_parsed_serve_args(args)
     args.model_tag = args.model  # the Rust front end reads this one

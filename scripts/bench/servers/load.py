@@ -1,69 +1,98 @@
-"""The served model, the requests, and the arguments of vLLM's server and client."""
+"""The requests of closed-loop streams, and the arguments of the server and of stock's client."""
 
 from __future__ import annotations
 
-import json
+import math
 import random
-from collections.abc import Mapping, Sequence
+import string
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from bench.models import HALF_B
+from bench.loops.rows import ENGINES, ROWS, draw_length
 
-#: Case to its sampling parameters.
-CASES: Mapping[str, Mapping[str, Any]] = {
-    "plain": {},
-    "presence_penalty 1.5": {"presence_penalty": 1.5},
-    "5 logprobs": {"logprobs": 5},
-}
+#: Rows of :data:`bench.loops.rows.ROWS` that chat completions can ask for.
+CASES = ("plain", "mixed", "logprobs", "presence", "seeded", "greedy")
 #: The case of the user's own client arguments.
 OWN = "own traffic"
 #: The model's name in requests.
 NAME = "bench"
-#: Token ids that every model has.
-_VOCABULARY = range(3, 1000)
+#: Of the generated model; its tokenizer takes each word as a token.
+TEMPLATE = "{% for each in messages %}{{ each['content'] }} {% endfor %}"
+#: Begins each word of the generated model's tokenizer, and is nowhere else in it.
+MARK = "t"
+#: The first token id in prompts.
+_FIRST = 9
+#: Tokens that a warm-up request generates.
+_WARMUP = 4
 
 
 class Load(NamedTuple):
-    """A model and its requests.
+    """Closed-loop streams of chat completions.
 
     Attributes:
-        model: fields of config.json that differ from the demo's model, if it is generated.
-        requests: in each case.
-        concurrency: requests at a time.
-        prompt: tokens of each prompt.
-        output: tokens of each request.
-        server: further flags of the server.
+        engine: a name of :data:`bench.loops.rows.ENGINES`, which gives the lengths.
+        streams: requests at a time.
+        generated: whether the model is the engine's generated one: a text then has one word for
+            each token.
     """
 
-    model: Mapping[str, Any]
-    requests: int
-    concurrency: int
-    prompt: int
-    output: int
-    server: Sequence[str] = ()
+    engine: str
+    streams: int
+    generated: bool
 
 
-#: A step takes one core longer than the client takes for its tokens.
-_SMALL: Mapping[str, Any] = {
-    "hidden_size": 512,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-}
-LOADS: Mapping[str, Load] = {
-    "full": Load(HALF_B, requests=256, concurrency=32, prompt=128, output=256),
-    "small": Load(_SMALL, 16, concurrency=4, prompt=16, output=128, server=("--enforce-eager",)),
-    "tiny": Load({}, 4, concurrency=2, prompt=8, output=32, server=("--enforce-eager",)),
-}
+def request(load: Load, case: str, seed: int, stream: int, number: int) -> dict[str, Any]:
+    """Return the body of a request; equal arguments give equal ones.
+
+    Args:
+        load: the streams.
+        case: a name of :data:`CASES`.
+        seed: of the lengths and prompts.
+        stream: from 0.
+        number: of the request in its stream. The first one, 0, is cut at a random length: with all
+            streams started together, their ends would come together, too. -1 is a short one that
+            asks for the same as the stream's others.
+    """
+    engine, row = ENGINES[load.engine], ROWS[case]
+    drawn = random.Random(f"{seed}-{case}-{stream}-{number}")  # noqa: S311 (draws no secret)
+    length = draw_length(drawn, engine.prompt, engine.length // 4)
+    output = draw_length(drawn, engine.output, engine.length // 2)
+    if number <= 0:
+        output = math.ceil(output * drawn.random()) if number == 0 else _WARMUP
+    if load.generated:
+        tokens = drawn.choices(range(_FIRST, engine.vocabulary), k=length)
+        words = [f"{MARK}{token}" for token in tokens]
+    else:
+        # A token each in most tokenizers.
+        words = drawn.choices(string.ascii_lowercase, k=length)
+    parameters: dict[str, Any] = {
+        "temperature": 1.0,
+        **row.parameters[stream % len(row.parameters)],
+    }
+    if parameters.get("seed") is True:
+        parameters["seed"] = drawn.getrandbits(31)
+    if (top := parameters.pop("logprobs", None)) is not None:
+        parameters |= {"logprobs": True, "top_logprobs": top}
+    return {
+        "model": NAME,
+        "messages": [{"role": "user", "content": " ".join(words)}],
+        "max_tokens": output,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **parameters,
+    }
 
 
 def flags(load: Load) -> list[str]:
-    """Return the server's flags for a load."""
-    # The client may count a few tokens more in a prompt.
-    length = load.prompt + load.output + 64
-    fixed = ["--seed", "0", "--no-enable-prefix-caching", "--max-model-len", str(length)]
-    return [*fixed, *load.server]
+    """Return the server's flags for closed-loop streams, as those of bench.traffic."""
+    engine = ENGINES[load.engine]
+    return [
+        *("--seed", "0", "--max-model-len", str(engine.length)),
+        *("--max-num-seqs", str(max(load.streams, *engine.concurrency))),
+        *("--max-num-batched-tokens", "8192"),
+        *(["--load-format", "dummy"] if load.generated else []),
+    ]
 
 
 def _served(model: str, tokenizer: str | None) -> list[str]:
@@ -88,42 +117,9 @@ def client_arguments(
         tokenizer: its directory.
         url: of the server.
         seed: of the prompts, unless ``own`` names one.
-        own: arguments of :func:`case_arguments`, or of the user.
+        own: the user's arguments.
     """
     return [
         *("--backend", "openai", "--seed", str(seed), *own),
         *("--base-url", url, "--disable-tqdm", "--save-detailed", *_served(model, tokenizer)),
     ]
-
-
-def case_arguments(case: str, load: Load) -> list[str]:
-    """Return the client's arguments of a case."""
-    parameters = dict(CASES[case])
-    logprobs = parameters.pop("logprobs", None)
-    return [
-        *("--dataset-name", "random", "--ignore-eos", "--temperature", "0"),
-        *("--random-input-len", str(load.prompt), "--random-output-len", str(load.output)),
-        *("--num-prompts", str(load.requests), "--request-rate", "inf"),
-        *("--max-concurrency", str(load.concurrency), "--num-warmups", str(load.concurrency)),
-        *(["--extra-body", json.dumps(parameters)] if parameters else []),
-        *(["--logprobs", str(logprobs)] if logprobs is not None else []),
-    ]
-
-
-def single_request(case: str, load: Load, seed: int) -> dict[str, Any]:
-    """Return the body of a request to be sent alone after a case.
-
-    vLLM's client keeps no token ids and logprobs; and alone on the server, a request does not
-    depend on the arrival of others.
-    """
-    drawn = random.Random(f"{case}-{seed}")  # noqa: S311 (draws no secret)
-    return {
-        "model": NAME,
-        "prompt": drawn.choices(_VOCABULARY, k=load.prompt),
-        "max_tokens": load.output,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_tokens_as_token_ids": True,
-        "return_token_ids": True,
-        **CASES[case],
-    }
