@@ -200,11 +200,7 @@ class Service:
         else:
             functions = [*self._functions()]
             self._watch = originals.Watch([*self._objects(), *functions])
-            replaced = [
-                f"{name} (by {originals.location(value)})"
-                for owner, names in functions
-                for name, value in originals.replaced(owner, names)
-            ]
+            replaced = originals.replacements(functions)
             if replaced and replaced != self._replaced:
                 gauges.fall_back(self._word, gauges.REPLACED)
                 logger.warning_once(

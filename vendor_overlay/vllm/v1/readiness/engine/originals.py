@@ -62,6 +62,15 @@ def replaced(owner: object, names: Iterable[str]) -> Iterator[tuple[str, object]
             yield f"{kind.__module__}.{kind.__qualname__}.{name}", value
 
 
+def replacements(owners: Iterable[tuple[object, Iterable[str]]]) -> list[str]:
+    """Describe each attribute that is not vLLM's own, by name and place, for messages."""
+    return [
+        f"{name} (by {location(value)})"
+        for owner, names in owners
+        for name, value in replaced(owner, names)
+    ]
+
+
 def is_made_by(function: object, maker: FunctionType) -> bool:
     """Return whether a function is one that is defined in ``maker``, a function of vLLM's."""
     return (

@@ -62,7 +62,7 @@ def chat(
         own = None if logprobs is None else logprobs.get(token_id)
         if own is None or logprobs is None:
             text = _text(None, token_id, tokenizer, as_ids)
-            rows.append(f'{{"token":{_string(text)},"bytes":{_bytes(text)}}}')
+            rows.append(f'{{"token":{encoded(text)},"bytes":{_bytes(text)}}}')
             continue
         text = _text(own, token_id, tokenizer, as_ids)
         begin, end = _entry(text)
@@ -171,8 +171,9 @@ def _row(row: tuple[str, str, list[tuple[str, str]]] | str, numbers: Iterator[st
     return f'{begin}{own}{end},"top_logprobs":[{tops}]}}'
 
 
-def _string(text: str) -> str:
-    json: bytes = to_json(text)
+def encoded(value: object) -> str:
+    """Return a value's JSON, by pydantic's serializer."""
+    json: bytes = to_json(value)
     return json.decode()
 
 
@@ -183,7 +184,7 @@ def _bytes(text: str) -> str:
 @lru_cache(_TEXTS)
 def _entry(text: str) -> tuple[str, str]:
     """Return what precedes and what follows the logprob of a token with this text."""
-    return f'{{"token":{_string(text)},"logprob":', f',"bytes":{_bytes(text)}'
+    return f'{{"token":{encoded(text)},"logprob":', f',"bytes":{_bytes(text)}'
 
 
 def _end(decoded: str | None) -> str:

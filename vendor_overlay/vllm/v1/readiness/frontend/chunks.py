@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import gauges, originals, switch
 from vllm.v1.readiness.frontend import chunk_logprobs, response_models
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Mirrored(NamedTuple):
-    """What this module does the work of, or passes its objects to.
+    """Upstream's functions and models that the encoder of a serving class stands for or calls.
 
     Attributes:
         methods: of the serving class.
@@ -72,7 +72,7 @@ class UnusualValueError(Exception):
 
 
 class Makers(NamedTuple):
-    """What a generator calls to make the parts of a chunk."""
+    """Factories of the parts of a chunk, which a generator calls."""
 
     delta: Callable[..., Any]
     choice: Callable[..., Any]
@@ -338,8 +338,7 @@ def _logprobs(logprobs: object) -> str:
 def _string(text: object) -> str:
     if type(text) is not str:
         raise UnusualValueError
-    json: bytes = to_json(text)
-    return json.decode()
+    return chunk_logprobs.encoded(text)
 
 
 def _word(value: object) -> str:
@@ -347,8 +346,7 @@ def _word(value: object) -> str:
         return _NULL
     if type(value) not in (str, int):
         raise UnusualValueError
-    json: bytes = to_json(value)
-    return json.decode()
+    return chunk_logprobs.encoded(value)
 
 
 def _integer(value: object) -> str:
@@ -362,5 +360,4 @@ def _tokens(token_ids: object) -> str:
         return _NULL
     if type(token_ids) is not list or not {*map(type, token_ids)} <= {int}:
         raise UnusualValueError
-    json: bytes = to_json(token_ids)
-    return json.decode()
+    return chunk_logprobs.encoded(token_ids)

@@ -213,11 +213,7 @@ class Service:
     def _reconsider(self, processor: "OutputProcessor") -> None:
         functions = [*self._functions(processor)]
         self._watch = originals.Watch(functions)
-        replaced = [
-            f"{name} (by {originals.location(value)})"
-            for owner, names in functions
-            for name, value in originals.replaced(owner, names)
-        ]
+        replaced = originals.replacements(functions)
         if replaced and replaced != self._replaced:
             gauges.fall_back(registry.PROCESS_OUTPUTS, gauges.REPLACED)
             logger.warning_once(
@@ -241,7 +237,7 @@ class Service:
         yield FastIncrementalDetokenizer, ("decode_next", "_protected_step")
         yield SlowIncrementalDetokenizer, ("decode_next",)
         yield LogprobsProcessor, _LOGPROBS
-        yield RequestOutput, ("__init__", "add")
+        yield RequestOutput, _OUTPUT
 
     def wake(self, collectors: "list[RequestOutputCollector]", count: int) -> None:
         """Wake the clients of collectors once the event loop runs other tasks.

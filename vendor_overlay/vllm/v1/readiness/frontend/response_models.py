@@ -1,4 +1,4 @@
-"""Whether the models of streamed responses are upstream's, for the feature ``streamed-chunks``.
+"""Detection of replaced response models, for the feature ``streamed-chunks``.
 
 Plugins replace such a model by one with more fields, or a method by which it is encoded.
 """

@@ -89,15 +89,15 @@ class Unread:
         return before
 
 
-def settle(collector: "RequestOutputCollector | None") -> None:
-    """Make a collector's output, if it is unread."""
-    if collector is not None and type(collector.output) is Unread:
-        collector.output = collector.output.make()
-
-
 def settled(collector: "RequestOutputCollector") -> Any:  # noqa: ANN401
     """Return a collector's output, which is made first if it is unread; None without output."""
     output = collector.output
     if type(output) is Unread:
         output = collector.output = output.make()
     return output
+
+
+def settle(collector: "RequestOutputCollector | None") -> None:
+    """Make a collector's output, if it is unread."""
+    if collector is not None:
+        settled(collector)
