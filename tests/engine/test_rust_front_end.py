@@ -103,7 +103,7 @@ GRAMMARS: dict[str, tuple[tuple[str, Body], str]] = {
 
 
 class Side:
-    """What the servers of one side said.
+    """Replies, metrics and log of one side's servers.
 
     Attributes:
         replies: by request; see :func:`reply`.
@@ -210,7 +210,7 @@ def test_the_engine_core_is_overlaid_and_the_metrics_are_stocks(
 
 
 def test_bad_words_are_sent_with_tokens_alone(stock_side: Side) -> None:
-    """Of /v1/completions, as docs/operations.md says."""
+    """/v1/completions ignores them, as docs/operations.md says."""
     assert stock_side.replies["bad words"] == stock_side.replies["plain"]
     assert stock_side.replies["bad words of tokens"] != stock_side.replies["no bad words"]
 

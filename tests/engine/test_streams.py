@@ -147,14 +147,8 @@ def serving(
     server = Server(
         engine, folder / "server.log", model, command, plugins, {"VLLM_READINESS": switch}
     )
-    try:
-        server.wait()
+    with server.running():
         yield server
-    except BaseException:
-        print(server.log.read_text()[-8000:])  # pytest shows it
-        raise
-    finally:
-        server.stop()
 
 
 def clients_view(server: Server) -> list[str]:

@@ -55,7 +55,7 @@ def config() -> Any:
 
 
 class Arrived:
-    """What the thread made of requests.
+    """Results of the thread that reads requests.
 
     Attributes:
         requests: those that it passed on, by id.

@@ -94,14 +94,8 @@ def serving(
     command += ["--block-size", "32", "--num-gpu-blocks-override", "24", *arguments]
     served = generate(folder / "served")
     server = Server(engine, folder / "server.log", served, command, plugins, variables)
-    try:
-        server.wait()
+    with server.running():
         yield server
-    except BaseException:
-        print(server.log.read_text()[-8000:])  # pytest shows it
-        raise
-    finally:
-        server.stop()
 
 
 def differences(

@@ -9,7 +9,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,18 @@ class Server:
         searched, code = [*map(str, paths)], str(log.with_suffix(".code"))
         job = Job(str(program), words, searched, variables, str(log), code)
         self.process = engine.launch(job)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator["Server"]:
+        """Wait until the server serves, and stop it at the end; print its log on an error."""
+        try:
+            self.wait()
+            yield self
+        except BaseException:
+            print(self.log.read_text()[-8000:])  # pytest shows it
+            raise
+        finally:
+            self.stop()
 
     def ask(self, path: str, body: Any = None, patience: float = PATIENCE) -> str:
         """Return the answer to a request, which may take ``patience`` seconds.

@@ -108,7 +108,7 @@ def chat(kind: type, case: Case) -> list[str]:
 
 
 def completion(kind: type, case: Case, prompts: int = 1) -> list[str]:
-    """Return the stream that a serving class makes of a case's outputs, prompts by turns."""
+    """Return the stream of a serving class for a case's outputs, interleaved by prompt."""
     made = serving(kind, case)
     request = CompletionRequest(
         **{"model": "m", "prompt": "p", "stream": True, "max_tokens": 16} | case.request
@@ -191,7 +191,7 @@ def positions(draw: Any, token: int) -> dict[int, Logprob] | None:
 
 @st.composite
 def outputs(draw: Any, choices: int, logprobs: bool) -> list[RequestOutput | Exception]:
-    """What an engine gives for a request with some choices, errors included."""
+    """Outputs and errors of an engine for a request with some choices."""
     made: list[RequestOutput | Exception] = []
     text = ALL_TEXTS if not draw(st.integers(0, 4)) else TEXTS
     for number in range(draw(st.integers(0, 5))):
