@@ -19,7 +19,7 @@ from support.scheduling import Lockstep, Setup
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
 from vllm.v1.readiness.core import bounds, schedule, update_outputs
-from vllm.v1.readiness.engine import gauges, originals, switch
+from vllm.v1.readiness.engine import gauges, originals, subclasses, switch
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.utils import ConstantList
@@ -128,7 +128,7 @@ def messages(monkeypatch: Patch) -> list[str]:
     """Lines that the features log; otherwise each comes once per process."""
     lines: list[str] = []
     monkeypatch.setattr(
-        bounds.logger, "warning_once", lambda line, *values: lines.append(line % values)
+        subclasses.logger, "warning_once", lambda line, *values: lines.append(line % values)
     )
     return lines
 

@@ -23,7 +23,6 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_coordinator import (
     HybridKVCacheCoordinator,
     KVCacheCoordinatorNoPrefixCache,
@@ -45,8 +44,6 @@ from vllm.v1.utils import ConstantList
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.scheduler import Scheduler
-
-logger = init_logger(__name__)
 
 #: Attribute of a request that holds its :class:`Bounds`.
 ATTRIBUTE = "readiness_bounds"
@@ -202,12 +199,7 @@ class Service:
             self._watch = originals.Watch([*self._objects(), *functions])
             replaced = originals.replacements(functions)
             if replaced and replaced != self._replaced:
-                gauges.fall_back(self._word, gauges.REPLACED)
-                logger.warning_once(
-                    "Readiness overlay: functions that %s does not call for each request were "
-                    "replaced: %s. vLLM's own code handles all requests.",
-                    *(self._word, ", ".join(replaced)),
-                )
+                subclasses.leave_replaced(self._word, replaced, "request", "handles all requests")
             elif not replaced:
                 self._cache = Cache(self._scheduler)
                 for request in self._scheduler.requests.values():

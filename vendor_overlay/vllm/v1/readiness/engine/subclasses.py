@@ -1,13 +1,13 @@
 """Checks by which third-party subclasses of patched classes fall back to upstream.
 
 A subclass may override functions that a feature depends on, or skip the constructor that creates
-the overlay's objects.
+the overlay's objects. Functions may also be replaced (:mod:`~vllm.v1.readiness.engine.originals`).
 """
 
 # mirrors: nothing
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from inspect import isfunction, unwrap
 from types import ModuleType, NoneType
 from typing import SupportsIndex, TypeVar
@@ -117,6 +117,23 @@ def leave_scheduler(kind: type, word: str, work: str) -> None:
     logger.warning_once(
         "Readiness overlay: %s overrides methods of vLLM's scheduler. vLLM's own code handles %s.",
         *(full_name(kind), work),
+    )
+
+
+def leave_replaced(word: str, replaced: Sequence[str], each: str, work: str) -> None:
+    """Count and log once that ``word`` falls back to upstream, because functions were replaced.
+
+    Args:
+        word: the feature.
+        replaced: the replaced functions, as :func:`originals.replacements` describes them.
+        each: that for which it does not call them.
+        work: what vLLM's own code does.
+    """
+    gauges.fall_back(word, gauges.REPLACED)
+    logger.warning_once(
+        "Readiness overlay: functions that %s does not call for each %s were replaced: %s. vLLM's "
+        "own code %s.",
+        *(word, each, ", ".join(replaced), work),
     )
 
 

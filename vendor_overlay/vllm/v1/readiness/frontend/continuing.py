@@ -24,7 +24,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from vllm.logger import init_logger
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.detokenizer import (
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
         RequestOutputCollector,
         RequestState,
     )
-
-logger = init_logger(__name__)
 
 #: Attribute of an output processor that holds its :class:`Service`.
 _SERVICE = "readiness_continuing"
@@ -215,12 +212,8 @@ class Service:
         self._watch = originals.Watch(functions)
         replaced = originals.replacements(functions)
         if replaced and replaced != self._replaced:
-            gauges.fall_back(registry.PROCESS_OUTPUTS, gauges.REPLACED)
-            logger.warning_once(
-                "Readiness overlay: functions that process-outputs does not call for each token "
-                "were replaced: %s. vLLM's own code processes all outputs.",
-                ", ".join(replaced),
-            )
+            word = registry.PROCESS_OUTPUTS
+            subclasses.leave_replaced(word, replaced, "token", "processes all outputs")
         self._replaced = replaced
         self._serves = not replaced
         for state in processor.request_states.values():
