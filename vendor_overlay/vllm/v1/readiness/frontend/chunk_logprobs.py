@@ -31,8 +31,8 @@ _LEAST = -9999.0
 _TEXTS = 1 << 16
 
 
-class UnusualLogprobsError(Exception):
-    """Upstream is to make these logprobs, or to fail at them."""
+class UnusualValueError(Exception):
+    """A value is of an unexpected type. Upstream is to convert it, or to fail at it."""
 
 
 def chat(
@@ -52,7 +52,7 @@ def chat(
         as_ids: show tokens by their ids.
 
     Raises:
-        UnusualLogprobsError: a value is of an unexpected type.
+        UnusualValueError: a value is of an unexpected type.
         Exception: whatever upstream raises for these values, or another error.
     """
     rows: list[tuple[str, str, list[tuple[str, str]]] | str] = []
@@ -133,10 +133,10 @@ def _text(
     text: Any = None if logprob is None else logprob.decoded_token
     if text is None:
         if tokenizer is None:
-            raise UnusualLogprobsError
+            raise UnusualValueError
         text = tokenizer.decode(token_id if logprob is None else [token_id])
     if type(text) is not str:
-        raise UnusualLogprobsError
+        raise UnusualValueError
     return text
 
 
@@ -148,7 +148,7 @@ def _clamped(logprob: Any) -> Any:  # noqa: ANN401
 def _check(values: Sequence[float]) -> None:
     """Raise unless all are floats; pydantic would convert others."""
     if values and {*map(type, values)} != {float}:
-        raise UnusualLogprobsError
+        raise UnusualValueError
 
 
 def _numbers(values: list[float]) -> list[str]:

@@ -20,6 +20,7 @@ from pydantic_core import PydanticSerializationError
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import gauges, originals, switch
 from vllm.v1.readiness.frontend import chunk_logprobs, response_models
+from vllm.v1.readiness.frontend.chunk_logprobs import UnusualValueError
 
 if TYPE_CHECKING:
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -61,14 +62,8 @@ _COMPLETION = Mirrored(
         "CompletionLogProbs",
     ),
 )
-
-
 #: JSON of None.
 _NULL = "null"
-
-
-class UnusualValueError(Exception):
-    """A value is of an unexpected type. Upstream is to convert it, or to fail at it."""
 
 
 class Makers(NamedTuple):
