@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import json
 import os
 import zipfile
 from pathlib import Path
@@ -12,7 +11,7 @@ from packaging.version import Version
 from review.index import PackageIndex
 from tokenizers.pre_tokenizers import ByteLevel
 
-from support import wheels
+from support import texts, wheels
 from support.checkpoint import VOCABULARY, generate
 from support.engine import Engine
 from support.server import Server
@@ -27,6 +26,7 @@ _MEMBER = "vllm/vllm-rs"
 _PIECE = 1 << 20
 #: First token of the bytes; tokens before are special, and those behind are words.
 BYTES = 3
+TEMPLATE = "{% for each in messages %}{{ each['role'] }}: {{ each['content'] }}\n{% endfor %}"
 
 
 def binary() -> Path:
@@ -100,28 +100,15 @@ def write_model(folder: Path) -> Path:
     special = {"<pad>": 0, "<s>": 1, "<end>": 2}
     letters = {letter: BYTES + n for n, letter in enumerate(sorted(ByteLevel.alphabet()))}
     words = {f"t{token}": token for token in range(BYTES + len(letters), VOCABULARY)}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    tokenizer: dict[str, Any] = {
-        "version": "1.0",
-        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor")),
-        "added_tokens": [
-            {"id": token, "content": text, **flags, "special": True}
-            for text, token in special.items()
-        ],
-        "pre_tokenizer": {**level, "use_regex": False},
-        "decoder": {**level, "use_regex": False},
-        "model": {"type": "BPE", "vocab": {**special, **letters, **words}, "merges": []},
-    }
-    template = "{% for each in messages %}{{ each['role'] }}: {{ each['content'] }}\n{% endfor %}"
-    settings = {
-        "tokenizer_class": "Qwen2TokenizerFast",
-        "eos_token": "<end>",
-        "chat_template": template,
-    }
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
+    return texts.write_files(
+        folder,
+        {**special, **letters, **words},
+        special,
+        special=True,
+        tokenizer_class="Qwen2TokenizerFast",
+        eos_token="<end>",
+        chat_template=TEMPLATE,
+    )
 
 
 def server(engine: Engine, folder: Path, name: str, switch: str = "on") -> Server:

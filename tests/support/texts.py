@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
 #: Texts of the tokens behind the 256 bytes.
 WORDS = (
     *(" the", " of", "é", "日本", "🙂", " \N{LINE SEPARATOR}", "\N{PARAGRAPH SEPARATOR}"),
@@ -28,46 +30,49 @@ def write_tokenizer(directory: Path, size: int) -> Path:
 
     Tokens behind the bytes, the words and the markers are words of their own number.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    letters = _letters()
+    letters = bytes_to_unicode()  # type: ignore[no-untyped-call]
     texts = [*(bytes([value]) for value in range(256)), *(word.encode() for word in WORDS)]
     vocabulary: dict[str, int] = {}
     for text in texts:
         vocabulary.setdefault("".join(letters[value] for value in text), len(vocabulary))
     first = len(vocabulary)
-    added = [
-        {
-            "id": first + number,
-            "content": marker,
-            **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False),
-        }
-        for number, marker in enumerate(MARKERS)
-    ]
+    markers = {marker: first + number for number, marker in enumerate(MARKERS)}
     for number in range(first + len(MARKERS), size):
         vocabulary[f"{letters[32]}w{number}"] = number
-    space: dict[str, Any] = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return write_files(directory, vocabulary, markers, False, chat_template=TEMPLATE)
+
+
+def write_files(
+    directory: Path,
+    vocabulary: dict[str, int],
+    added: dict[str, int],
+    special: bool,
+    **settings: str,
+) -> Path:
+    """Write the files of a tokenizer of bytes.
+
+    Args:
+        directory: for the files.
+        vocabulary: ids by token, a letter of ``bytes_to_unicode`` for each byte.
+        added: ids of tokens that are found in a text before its bytes are.
+        special: whether the added ones are left out of texts on request.
+        settings: for transformers.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     tokenizer: dict[str, Any] = {
         "version": "1.0",
         **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor")),
-        "pre_tokenizer": {"type": "ByteLevel", **space},
-        "decoder": {"type": "ByteLevel", **space},
-        "added_tokens": added,
+        "pre_tokenizer": {**level, "use_regex": False},
+        "decoder": {**level, "use_regex": False},
+        "added_tokens": [
+            {"id": token, "content": text, **flags, "special": special}
+            for text, token in added.items()
+        ],
         "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
     }
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "chat_template": TEMPLATE,
-    }
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **settings}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     return directory
-
-
-def _letters() -> dict[int, str]:
-    """Return the letter that stands for each byte in a vocabulary of bytes."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [value for value in range(256) if value not in shown]
-    return {value: chr(value) for value in shown} | {
-        value: chr(256 + number) for number, value in enumerate(hidden)
-    }
