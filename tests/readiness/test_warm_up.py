@@ -357,7 +357,11 @@ def test_it_is_made_for_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert registry.WARM_UP in live.on
     assert live.find(warm_up.WarmUp) is None
     live.compile_kernels(None)
-    cuda: Any = SimpleNamespace(batch=SimpleNamespace(device=torch.device("cuda")))
+    device = torch.device("cuda")
+    cuda: Any = SimpleNamespace(
+        batch=SimpleNamespace(device=device, max_num_reqs=1, is_pooling_model=False),
+        num_spec_tokens=0,
+    )
     assert warm_up.WarmUp.make(cuda) is None
     monkeypatch.setattr(warm_up, "current_platform", SimpleNamespace(is_cuda=lambda: True))
     assert warm_up.WarmUp.make(live) is None
@@ -440,3 +444,29 @@ def test_no_slot_and_no_block_of_a_request_is_written() -> None:
     assert {block for call in runner._zero_block_ids.call_args_list for block in call.args[0]} == {
         0
     }
+
+
+@pytest.mark.parametrize("refused", [(), ("wait",), ("launch",)])
+def test_ranks_launch_the_filters_when_the_first_has_written_them(
+    refused: tuple[str, ...], variants: set[launches.Variant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    class Filters:
+        def wait(self) -> None:
+            calls.append("wait")
+            assert "wait" not in refused
+
+        def launch(self, logits: torch.Tensor) -> None:
+            calls.append((logits.shape, logits.dtype))
+            logits.fill_(-1.0)
+            assert "launch" not in refused
+
+    runner = Runner()
+    group = SimpleNamespace(barrier=lambda: calls.append("barrier"))
+    monkeypatch.setattr(warm_up, "get_tp_group", lambda: group)
+    kept: Any = warm_up.WarmUp(runner.input_batch)
+    kept._filters = Filters()
+    kept.compile_kernels(runner)
+    assert calls == ["wait", "barrier", ((16, VOCABULARY), torch.float32)]
+    assert variants

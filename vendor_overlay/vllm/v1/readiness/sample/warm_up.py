@@ -10,6 +10,9 @@ Here vLLM's own functions launch each variant once at the end of start-up, with 
 batch is empty then, and the results are dropped. Upstream seeds the global random number generators
 afterwards, so requests draw the same numbers as without the feature. Kernels of models, attention
 backends, LoRA and drafters are left to upstream's dummy runs.
+
+The kernel of top_k and top_p compiles longer than all others together, and begins to when the
+runner is made: :mod:`~vllm.v1.readiness.sample.compilation`.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._dummy_sampler_run
@@ -29,11 +32,12 @@ backends, LoRA and drafters are left to upstream's dummy runs.
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.distributed import get_pp_group
+from vllm.distributed import get_pp_group, get_tp_group
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.readiness.feature import Feature, Live
@@ -43,6 +47,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.spec_decode.utils import update_num_computed_tokens_for_batch_change
 
 if TYPE_CHECKING:
+    from vllm.v1.readiness.sample.compilation import FilterKernels
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 logger = init_logger(__name__)
@@ -52,6 +57,8 @@ _DIVISOR = 16
 #: Represents the integers that are neither 1 nor a multiple of 16. At least 8, because top_k and
 #: top_p of smaller batches are applied without Triton.
 _OTHER = 9
+#: Rows from which Triton applies top_k and top_p.
+_FILTERED = 8
 
 
 def counts(most: int) -> list[int]:
@@ -63,12 +70,22 @@ class WarmUp(Feature):
     """Warm-up of the kernels of one runner."""
 
     pooling = True
+    _filters: "FilterKernels | None" = None
 
     @classmethod
     def make(cls, live: "Live") -> "WarmUp | None":
-        """Create the feature; None without CUDA."""
-        served = current_platform.is_cuda() and live.batch.device.type == "cuda"
-        return cls(live.batch) if served else None
+        """Create the feature, and begin to compile; None without CUDA."""
+        batch = live.batch
+        if not (current_platform.is_cuda() and batch.device.type == "cuda"):
+            return None
+        feature = cls(batch)
+        rows = min(batch.max_num_reqs * max(1, live.num_spec_tokens), _DIVISOR)
+        if rows >= _FILTERED and not batch.is_pooling_model and get_pp_group().is_last_rank:
+            sizes = tuple(size for size in counts(rows) if size >= _FILTERED)
+            feature._filters = _filter_kernels(sizes, batch.vocab_size)
+            if get_tp_group().is_first_rank:
+                _try(feature._filters.start_compilation)
+        return feature
 
     def compile_kernels(self, runner: "GPUModelRunner") -> None:
         """Launch each variant of the kernels; log and skip the parts that fail."""
@@ -80,14 +97,37 @@ class WarmUp(Feature):
             time.perf_counter() - begun,
         )
 
-    @staticmethod
-    def _compile(runner: "GPUModelRunner") -> None:
+    def _compile(self, runner: "GPUModelRunner") -> None:
         for part in (map_slots, zero_blocks, correct_counts, copy_states):
             _try(part, runner)
         multimodal = runner.model_config.multimodal_config
         encodes = multimodal is not None and multimodal.mm_encoder_only
         if get_pp_group().is_last_rank and not (runner.is_pooling_model or encodes):
-            _try(read_logits, runner)
+            _try(self.read_logits, runner)
+
+    def read_logits(self, runner: "GPUModelRunner") -> None:
+        """Compile the kernels that read logits, for the dtype and strides of the model's logits."""
+        config = runner.model_config
+        size = (_DIVISOR, config.get_hidden_size())
+        logits = runner.model.compute_logits(
+            torch.zeros(size, dtype=config.dtype, device=runner.device)
+        )
+        if logits is None:  # on ranks that do not sample
+            return
+        if self._filters is not None:
+            _try(self._filters.wait)
+            get_tp_group().barrier()  # the other ranks read what the first has written
+            _try(self._filters.launch, logits.to(torch.float32, copy=True))
+        for part in (sample, verify_drafts, mask):
+            _try(part, runner, logits)
+
+
+@cache
+def _filter_kernels(batch_sizes: tuple[int, ...], vocab_size: int) -> "FilterKernels":
+    """Return the kernels of a process, whose runner may make several batches."""
+    from vllm.v1.readiness.sample.compilation import FilterKernels
+
+    return FilterKernels(batch_sizes, vocab_size)
 
 
 def _try(part: Callable[..., None], *arguments: object) -> None:
@@ -146,18 +186,6 @@ def copy_states(runner: "GPUModelRunner") -> None:
         buffers = runner._get_mamba_bufs().preprocess
         sizes = torch.zeros_like(buffers.sizes.gpu[:1])
         batch_memcpy(buffers.src_ptrs.gpu[:1], buffers.dst_ptrs.gpu[:1], sizes)
-
-
-def read_logits(runner: "GPUModelRunner") -> None:
-    """Compile the kernels that read logits, for the dtype and strides of the model's logits."""
-    config = runner.model_config
-    size = (_DIVISOR, config.get_hidden_size())
-    logits = runner.model.compute_logits(
-        torch.zeros(size, dtype=config.dtype, device=runner.device)
-    )
-    if logits is not None:  # None on ranks that do not sample
-        for part in (sample, verify_drafts, mask):
-            _try(part, runner, logits)
 
 
 def _metadata(rows: int, device: torch.device, top_k: bool, top_p: bool) -> SamplingMetadata:
