@@ -446,7 +446,7 @@ def test_no_slot_and_no_block_of_a_request_is_written() -> None:
     }
 
 
-@pytest.mark.parametrize("refused", [(), ("wait",), ("launch",)])
+@pytest.mark.parametrize("refused", [(), ("wait",), ("logits",), ("launch",)])
 def test_ranks_launch_the_filters_when_the_first_has_written_them(
     refused: tuple[str, ...], variants: set[launches.Variant], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,8 +465,11 @@ def test_ranks_launch_the_filters_when_the_first_has_written_them(
     runner = Runner()
     group = SimpleNamespace(barrier=lambda: calls.append("barrier"))
     monkeypatch.setattr(warm_up, "get_tp_group", lambda: group)
+    if "logits" in refused:  # on this rank alone: the others must not wait for it
+        runner.model.compute_logits = None
     kept: Any = warm_up.WarmUp(runner.input_batch)
     kept._filters = Filters()
     kept.compile_kernels(runner)
-    assert calls == ["wait", "barrier", ((16, VOCABULARY), torch.float32)]
+    launched = [((16, VOCABULARY), torch.float32)]
+    assert calls == ["wait", "barrier", *(launched if "logits" not in refused else [])]
     assert variants

@@ -100,6 +100,9 @@ class WarmUp(Feature):
     def _compile(self, runner: "GPUModelRunner") -> None:
         for part in (map_slots, zero_blocks, correct_counts, copy_states):
             _try(part, runner)
+        if self._filters is not None:
+            _try(self._filters.wait)
+            get_tp_group().barrier()  # the other ranks read what the first has written
         multimodal = runner.model_config.multimodal_config
         encodes = multimodal is not None and multimodal.mm_encoder_only
         if get_pp_group().is_last_rank and not (runner.is_pooling_model or encodes):
@@ -115,8 +118,6 @@ class WarmUp(Feature):
         if logits is None:  # on ranks that do not sample
             return
         if self._filters is not None:
-            _try(self._filters.wait)
-            get_tp_group().barrier()  # the other ranks read what the first has written
             _try(self._filters.launch, logits.to(torch.float32, copy=True))
         for part in (sample, verify_drafts, mask):
             _try(part, runner, logits)
