@@ -346,12 +346,10 @@ def test_vllm_logs_the_lines_that_name_the_runner() -> None:
         ("A cold start", "docs/features.md", "### warm-up"),
     ],
 )
-def test_the_whole_numbers_of_a_bullet_are_in_its_section(
-    bullet: str, name: str, heading: str
-) -> None:
+def test_the_figures_of_a_bullet_are_in_its_section(bullet: str, name: str, heading: str) -> None:
     text = BY_NAME["README.md"].read_text().partition(f"\n- **{bullet}**")[2].partition("\n- ")[0]
     section = BY_NAME[name].read_text().partition(f"\n{heading}\n")[2].partition("\n##")[0]
-    numbers = re.compile(r"(?<![.\w])\d{2,3}(?![.\w])")
+    numbers = re.compile(r"(?<![.,\w])(?:\d+\.\d+|\d{2,3})(?!\w|[.,]\d)")
     assert len(numbers.findall(text)) >= 4
     assert set(numbers.findall(text)) <= set(numbers.findall(section))
 
