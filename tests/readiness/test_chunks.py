@@ -316,3 +316,32 @@ def test_serves_an_object_without_its_constructor() -> None:
     names = vars(overlaid(streams.COMPLETION))
     makers = chunks.completion(kind.__new__(kind), "id", 1, "m", names)
     assert makers.usage.__func__ is chunks.Stream.usage  # type: ignore[attr-defined]
+
+
+def test_replacements_are_seen_between_two_streams_of_a_server(
+    fallbacks: list[tuple[str, str]],
+) -> None:
+    module = overlaid(streams.COMPLETION)
+    kind = module.OpenAIServingCompletion
+    serving = kind.__new__(kind)
+
+    def is_encoded() -> bool:
+        makers = chunks.completion(serving, "id", 1, "m", vars(module))
+        return isinstance(getattr(makers.usage, "__self__", None), chunks.Stream)
+
+    chunk = module.CompletionStreamResponse
+    fields = {**chunk.model_fields, "more": chunk.model_fields["usage"]}
+    own = functools.partial(kind._get_decoded_token, serving)
+    rebuilt = [
+        mock.patch.object(chunk, "__pydantic_fields__", fields),
+        mock.patch.object(chunk, "model_config", {"extra": "allow", "frozen": True}),
+        mock.patch.object(chunk, "__setattr__", lambda *_: None),
+        mock.patch.object(serving, "_get_decoded_token", own, create=True),
+    ]
+    for number, replaced in enumerate([*replacements("completion", module), *rebuilt], 1):
+        assert is_encoded()
+        with replaced:
+            assert not is_encoded()
+            assert not is_encoded()
+        assert fallbacks == [(WORD, gauges.REPLACED)] * 2 * number
+    assert is_encoded()

@@ -12,9 +12,10 @@ upstream's.
 
 # mirrors: vllm.entrypoints.openai.utils:maybe_filter_parallel_tool_calls
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from pydantic_core import PydanticSerializationError
 from vllm.v1.readiness import registry
@@ -64,6 +65,8 @@ _COMPLETION = Mirrored(
 )
 #: JSON of None.
 _NULL = "null"
+#: What is watched for each serving object, and why its streams fall back.
+_known: WeakKeyDictionary[object, tuple[originals.Watch, str]] = WeakKeyDictionary()
 
 
 class Makers(NamedTuple):
@@ -315,11 +318,21 @@ def _reason(serving: object, mirrored: Mirrored, names: Mapping[str, Any]) -> st
     """Return why a stream falls back to upstream; empty if it does not."""
     if not originals.is_vllms(type(serving)):
         return gauges.OTHER_CLASS
-    if not originals.all_vllms(serving, mirrored.methods):
-        return gauges.REPLACED
-    if any(True for _ in originals.replaced(names, mirrored.functions)):
-        return gauges.REPLACED
-    return "" if response_models.all_upstreams(names, mirrored.models) else gauges.REPLACED
+    known = _known.get(serving)
+    if known is None or known[0].changed():
+        owners: list[tuple[object, Sequence[str]]] = [
+            (serving, mirrored.methods),
+            (names, (*mirrored.functions, *mirrored.models)),
+            *response_models.watched(names, mirrored.models),
+        ]
+        watch = originals.Watch(owners)
+        same = (
+            originals.all_vllms(serving, mirrored.methods)
+            and not any(True for _ in originals.replaced(names, mirrored.functions))
+            and response_models.all_upstreams(names, mirrored.models)
+        )
+        known = _known[serving] = watch, "" if same else gauges.REPLACED
+    return known[1]
 
 
 def _logprobs(logprobs: object) -> str:

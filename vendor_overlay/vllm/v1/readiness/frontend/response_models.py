@@ -15,7 +15,7 @@ Plugins replace such a model by one with more fields, or a method by which it is
 # mirrors: vllm.entrypoints.openai.engine.protocol:OpenAIBaseModel
 # mirrors: vllm.entrypoints.openai.engine.protocol:UsageInfo
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -45,6 +45,11 @@ _FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 #: Methods that make, change and encode a model.
 _METHODS = ("__init__", "__setattr__", "model_dump_json")
+#: Attributes that pydantic sets as it builds or rebuilds a model.
+_BUILT = (
+    *("model_config", "__pydantic_fields__", "__pydantic_decorators__"),
+    "__pydantic_serializer__",
+)
 #: Decorated functions that change what is encoded.
 _DECORATORS = (
     *("computed_fields", "field_serializers", "field_validators", "model_serializers"),
@@ -57,6 +62,16 @@ def all_upstreams(names: Mapping[str, Any], models: Iterable[str]) -> bool:
     return all(map(_is_pydantics, _METHODS)) and all(
         _is_upstreams(names.get(model), model) for model in models
     )
+
+
+def watched(
+    names: Mapping[str, Any], models: Iterable[str]
+) -> Iterator[tuple[object, tuple[str, ...]]]:
+    """Yield what :func:`all_upstreams` depends on: classes, and their attributes."""
+    yield BaseModel, _METHODS
+    for model in map(names.get, models):
+        if isinstance(model, type):
+            yield model, (*_METHODS, *_BUILT)
 
 
 def _is_upstreams(model: object, name: str) -> bool:
