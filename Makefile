@@ -72,7 +72,7 @@ UPSTREAM = $(if $(WHEEL),--wheel="$$WHEEL",$(TARGET))
 IN_OWN = $(if $(OWN_ENV),$(ENVIRONMENT) serve $(DRY) .venv -- )
 
 .DEFAULT_GOAL := help
-.PHONY: help apply revert status verify doctor diff review rebase vendor edit refresh dist demo bench-traffic bench bench-serving conformance probe test test-slow lint tools test-environment bench-environment
+.PHONY: help apply revert status verify doctor diff review rebase vendor edit refresh dist demo bench-traffic bench-serving conformance probe test test-slow lint tools test-environment bench-environment
 
 help: ## list the targets
 	@echo "The target: VENV=dir, SITE=site-packages dir, PYTHON=interpreter, the active virtual"
@@ -142,9 +142,6 @@ test-environment:
 
 bench-traffic: bench-environment ## compare pristine, overlaid and MRV2 under closed-loop traffic
 	@$(TOOLS) bench.traffic $(BENCH_TARGET) $(ARGS)
-
-bench: bench-environment ## compare the same with steady batches (MODEL=dir for real weights)
-	@$(TOOLS) bench.engine $(BENCH_TARGET) $(if $(MODEL),--model "$$MODEL") $(ARGS)
 
 bench-serving: bench-environment ## compare pristine and overlaid as servers, under streams of chat completions
 	@$(TOOLS) bench.serving $(BENCH_TARGET) $(if $(MODEL),--model "$$MODEL") $(ARGS)

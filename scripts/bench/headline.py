@@ -20,8 +20,6 @@ from bench.results.slices import Comparison
 #: Row of README's table to the name of its requests, and whether a thinking budget is configured.
 ROWS: Mapping[str, tuple[str, bool]] = {
     "nothing special: temperature 1": ("plain", False),
-    "nothing special, greedy": ("greedy", False),
-    "the same, with `--reasoning-parser`": ("greedy", True),
     "a presence penalty": ("presence", False),
     "a presence penalty, one of 128": ("one-presence", False),
     "bad words": ("bad-words", False),
@@ -31,7 +29,6 @@ ROWS: Mapping[str, tuple[str, bool]] = {
     "a seed each": ("seeded", False),
     "5 logprobs": ("logprobs", False),
     "JSON or another grammar, a tenth of them": ("grammars", False),
-    "JSON or another grammar, all of them": ("grammars of all", False),
 }
 #: The sides of the other columns.
 SIDES = (("overlaid", "stock"), ("overlaid", "mrv2"))
@@ -86,13 +83,12 @@ def _measured(
 ) -> Iterator[Measured]:
     for name, run in page.runs.items():
         for group, of in slices.grouped(run["slices"]).items():
-            figure = next((f for f in ("steps/s", "tokens/s") if f in slices.figures(of)), None)
-            if group[2] != sides or figure is None:
+            if group[2] != sides or "tokens/s" not in slices.figures(of):
                 continue
             settings, asked = settings_of(run, group)
-            if (asked, settings.reasoning) != (requests, reasoning):
+            if (settings.load, asked, settings.reasoning) != ("traffic", requests, reasoning):
                 continue
-            compared = page.compare(name, group, figure)
+            compared = page.compare(name, group, "tokens/s")
             if compared.low is not None:
                 yield Measured(settings, compared)
 
@@ -119,8 +115,8 @@ def _cell(cell: str, of: Sequence[Measured]) -> Iterator[str]:
             covered.update(found)
             yield from _none(found, text) if figure is None else _figure(figure, found)
     for one in of:
-        if one.settings.load == "traffic" and one not in covered:
-            yield f"it leaves out traffic of {one.settings.concurrency}: {one.settings}"
+        if one not in covered:
+            yield f"it leaves out {one.settings.concurrency} at a time: {one.settings}"
 
 
 def _none(found: Sequence[Measured], place: str) -> Iterator[str]:
@@ -142,24 +138,21 @@ def _figure(figure: re.Match[str], found: Sequence[Measured]) -> Iterator[str]:
 def _place(text: str, settings: Settings) -> bool:
     """Return whether a place has these settings; False if the text names no place.
 
-    The usual place is traffic of 128 requests on a model of 0.5B. Full graphs, a number of requests
-    and steady batches are other ones. A model's place has each of its loads, unless one is named.
+    The usual place is 128 requests on a model of 0.5B. Full graphs and a number of requests are
+    other ones. A model's place has each number of requests.
     """
     text = text.lower()
-    if model := re.fullmatch(r"(7b|hybrid)(?: (?:under|in) (traffic|steady) ?(?:batches)?)?", text):
-        return settings.model.lower() == model[1] and settings.load == (model[2] or settings.load)
-    load, graphs, device, switch, gpus, counts = "traffic", "piecewise", "H200", "", 1, {128}
-    if steady := re.fullmatch(r"steady batches(?: of (\d+))?( on two gpus)?", text):
-        load, graphs, device, switch = "steady", "decodes", "H100", "-fixes"
-        gpus, counts = (2 if steady[2] else 1), {int(steady[1] or 128)}
-    elif text == "full graphs":
+    if text in ("7b", "hybrid"):
+        return settings.model.lower() == text
+    graphs, device, counts = "piecewise", "H200", {128}
+    if text == "full graphs":
         graphs, device = "full", "H100"
     elif number := re.fullmatch(r"(\w+)(?: and (\w+))? at a time", text):
         counts = {_WORDS.get(word) or int(word) for word in number.groups() if word}
     elif most := re.fullmatch(r"(\d+) and fewer", text):
         counts = set(range(1, int(most[1]) + 1))
-    elif text not in ("", "yes", "under traffic"):
+    elif text not in ("", "yes"):
         return False
     return settings.concurrency in counts and settings == Settings(
-        load, "0.5B", graphs, settings.concurrency, settings.reasoning, gpus, device, switch
+        "traffic", "0.5B", graphs, settings.concurrency, settings.reasoning, device
     )

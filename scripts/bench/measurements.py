@@ -32,10 +32,9 @@ TEMPLATE = ROOT / "scripts" / "bench" / "measurements.md"
 RUNS = ROOT / "scripts" / "bench" / "runs"
 PAGE = ROOT / "docs" / "measurements.md"
 FULL = ROOT / "build" / "measurements.md"
-#: Figures that can be listed as slower. The wait that leaves ``sample_tokens`` is spent in
-#: ``get_output``: they decide together.
+#: Figures that can be listed as slower.
 DECIDING = re.compile(
-    r"(tokens/s|steps/s|requests/s|TPOT p\d+|ITL p\d+|TTFT p\d+|sample_tokens \+ get_output p\d+"
+    r"(tokens/s|requests/s|TPOT p\d+|ITL p\d+|TTFT p\d+"
     r"|(execute_model|_update_states|_prepare_inputs|_build_attention_metadata|sample_tokens"
     r"|schedule|update_from_output) p(50|99)(, \w+)?(, us)?)"
 )
@@ -112,14 +111,11 @@ class Page:
     def compare(self, name: str, group: Group, figure: str) -> Comparison:
         """Compare the sides of a group.
 
-        The level is corrected for all ratios of its run that can be listed as slower. Steps/s, for
-        which the sides alternated within a case, are corrected for the groups alone.
+        The level is corrected for all ratios of its run that can be listed as slower.
         """
         groups = slices.grouped(self.runs[name]["slices"])
-        claims = len(groups)
-        if figure != "steps/s":
-            of = (slices.figures(each) for each in groups.values())
-            claims = sum(DECIDING.fullmatch(each) is not None for names in of for each in names)
+        of = (slices.figures(each) for each in groups.values())
+        claims = sum(DECIDING.fullmatch(each) is not None for names in of for each in names)
         same = slices.noise(groups, group)
         return slices.compare(groups[group], figure, max(claims, 1), same)
 

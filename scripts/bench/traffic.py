@@ -42,7 +42,7 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 
 
-class LoopRun(PairRun):
+class TrafficRun(PairRun):
     """A run of engines that :mod:`bench.loops.child` keeps."""
 
     module = "bench.loops.child"
@@ -50,6 +50,11 @@ class LoopRun(PairRun):
     environment = ENVIRONMENT
 
     def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
+        how = "at the same time" if args.places == 2 else "in turns"
+        self.title = f"Closed-loop traffic, {args.seconds:g} s each, both sides {how}."
+        if args.steps:
+            self.title += " The engine core is in the client's process."
+            self.environment = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         super().__init__(args, installations)
         # A path entry that announces a general plugin to every process of an engine.
         self._plugin = installations.work / "loops"
@@ -61,33 +66,14 @@ class LoopRun(PairRun):
 
     def starts(self) -> Sequence[Start]:
         """Return the starts of a round; see :func:`starts`."""
-        return list(starts(self.args, self.settings()))
-
-    def settings(self) -> Mapping[str, Any]:
-        """Return the child's settings that do not depend on the engine."""
-        raise NotImplementedError
+        seconds = self.args.seconds
+        kind = "stepped" if self.args.steps else "served"
+        settings = {"kind": kind, "seconds": seconds, "ramp": min(seconds / 4, 2.0)}
+        return list(starts(self.args, settings))
 
     def paths(self) -> Sequence[Path]:
         """Return the path entry of the plugin."""
         return [self._plugin]
-
-
-class TrafficRun(LoopRun):
-    """A run of traffic."""
-
-    def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
-        how = "at the same time" if args.places == 2 else "in turns"
-        self.title = f"Closed-loop traffic, {args.seconds:g} s each, both sides {how}."
-        if args.steps:
-            self.title += " The engine core is in the client's process."
-            self.environment = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        super().__init__(args, installations)
-
-    def settings(self) -> Mapping[str, Any]:
-        """Return the times of a slice, and the place of the engine core."""
-        seconds = self.args.seconds
-        kind = "stepped" if self.args.steps else "served"
-        return {"kind": kind, "seconds": seconds, "ramp": min(seconds / 4, 2.0)}
 
 
 def starts(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[Start]:
@@ -112,27 +98,21 @@ def starts(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[St
                 }
                 usual = engine.graphs if args.gpus else ["none"]
                 for graphs in args.graphs or usual if cases and not unsupported else ():
-                    ranks = settings.get("gpus", 1)
-                    about = f"{name} {graphs}{' thinking' * thinking}{f' TP={ranks}' * (ranks > 1)}"
+                    about = f"{name} {graphs}{' thinking' * thinking}"
                     own = {**settings, "engine": name, "graphs": graphs, "thinking": thinking}
                     yield Start(about, (first, second), cases, own)
-
-
-def add_rows(options: argparse.ArgumentParser, devices: Sequence[str]) -> None:
-    """Add the options that choose engines and requests."""
-    large = [shape for shape in SHAPES if SHAPES[shape].engine not in ("small", "tiny")]
-    shapes = large if devices else ["small-8"]
-    options.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=shapes)
-    options.add_argument("--rows", nargs="+", choices=list(ROWS), help="(the shape's own)")
-    text = "CUDA graphs (the shape's own; none without a GPU)"
-    options.add_argument("--graphs", nargs="+", choices=list(GRAPHS), help=text)
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure, and print the table; see :func:`bench.harness.run.run`."""
     devices = pairs.visible()
     options = pairs.parser(__doc__ or "", PAIRS)
-    add_rows(options, devices)
+    large = [shape for shape in SHAPES if SHAPES[shape].engine not in ("small", "tiny")]
+    shapes = large if devices else ["small-8"]
+    options.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=shapes)
+    options.add_argument("--rows", nargs="+", choices=list(ROWS), help="(the shape's own)")
+    text = "CUDA graphs (the shape's own; none without a GPU)"
+    options.add_argument("--graphs", nargs="+", choices=list(GRAPHS), help=text)
     text = "seconds of each slice (%(default)s), without its warm-up"
     options.add_argument("--seconds", type=float, default=8.0, help=text)
     text = "time the host's work by kind of step instead, with the engine in the process"

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench import engine, serving, traffic
+from bench import serving, traffic
 from bench.errors import Failure, Fatal
 from bench.harness import command_line, manifest
 from bench.harness import run as harness
@@ -121,7 +121,7 @@ def test_what_has_started_stays_for_later_rounds(
 @pytest.mark.parametrize("value", ["0", "-3", "soon", "inf", "nan"])
 def test_a_limit_is_a_time(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        engine.main(["--site", str(sites.UPSTREAM), f"--limit={value}"])
+        traffic.main(["--site", str(sites.UPSTREAM), f"--limit={value}"])
     assert ended.value.code == 2
     assert f"{value!r} is not a number above 0" in capsys.readouterr().err
 

@@ -246,3 +246,12 @@ def test_kernels_are_named_as_they_are_compiled(
         (tmp_path / name).touch()
     (tmp_path / "triton" / "a" / "_topk_topp_kernel.json").write_text(json.dumps({}))
     assert sorted(child.compiled()) == ["_topk_topp_kernel"] * 2 + ["a C++ kernel"]
+
+
+def test_the_engine_takes_the_markers_without_a_tokenizer() -> None:
+    config = thinking.config()
+    model: Any = None
+    config.initialize_token_ids(model)
+    assert config.enabled
+    assert config.reasoning_start_token_ids == thinking.START
+    assert config.reasoning_end_token_ids == thinking.END

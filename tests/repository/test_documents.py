@@ -291,7 +291,7 @@ def test_the_tables_of_operations_are_complete() -> None:
 
 
 def test_the_flags_of_the_benchmark_are_its_program_s() -> None:
-    command = [sys.executable, "-m", "bench.engine", "--help"]
+    command = [sys.executable, "-m", "bench.traffic", "--help"]
     text = subprocess.check_output(command, cwd=REPO / "scripts", text=True)
     for flag in table("docs/benchmark.md", "flag, in `ARGS='...'`"):
         assert flag.split()[0] in text

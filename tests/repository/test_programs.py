@@ -62,7 +62,7 @@ def test_no_encoding_and_no_lost_output_fails_a_program(
         assert done.stderr.count(b"\n") == 1
 
 
-@pytest.mark.parametrize("name", ["environment", "series", "probe", "review", "bench.engine"])
+@pytest.mark.parametrize("name", ["environment", "series", "probe", "review", "bench.serving"])
 def test_ctrl_c_while_a_program_starts_is_no_traceback(tmp_path: Path, name: str) -> None:
     for number in (20, 200):
         env = interrupts.environment(tmp_path, number)

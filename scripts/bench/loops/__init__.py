@@ -1,1 +1,1 @@
-"""Requests for engines: closed-loop traffic, and steady batches."""
+"""Requests for engines under closed-loop traffic."""

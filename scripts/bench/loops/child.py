@@ -43,17 +43,14 @@ class Spec(NamedTuple):
 
     Attributes:
         engine: a name of :data:`bench.loops.rows.ENGINES`.
-        kind: "served" for AsyncLLM under traffic; "stepped" for traffic in the child's process,
-            with its steps timed; "steady" for steady batches.
+        kind: "served" for AsyncLLM; "stepped" for an engine in the child's process, with its
+            steps timed.
         graphs: a name of :data:`GRAPHS`.
         thinking: whether the engine knows the markers of :mod:`bench.thinking`.
         cores: the CPUs that the child may use.
         memory: the share of the GPU's memory.
-        gpus: that share each layer (tensor parallel).
         ramp: seconds of traffic before the measured ones of a slice.
         seconds: that are measured.
-        output: tokens of each request of a steady batch.
-        model: directory of a model with weights; empty for a generated one.
     """
 
     engine: str
@@ -62,11 +59,8 @@ class Spec(NamedTuple):
     thinking: bool
     cores: Sequence[int]
     memory: float
-    gpus: int = 1
-    ramp: float = 0.0
-    seconds: float = 0.0
-    output: int = 0
-    model: str = ""
+    ramp: float
+    seconds: float
 
 
 def main(out: Path, spec: Spec) -> None:
@@ -76,14 +70,14 @@ def main(out: Path, spec: Spec) -> None:
     from vllm.platforms import current_platform
 
     device = "CPU" if current_platform.is_cpu() else current_platform.get_device_name()
-    engine, vocabulary = start(spec, out.with_suffix(".model"))
+    engine = start(spec, out.with_suffix(".model"))
     gc.collect()
     gc.freeze()
     seen = compiled()
     kept.ready(out)
     asked = kept.asked(out)
     for warmed_up, ((shape, row), seed) in asked:
-        source = Source(SHAPES[shape], row, seed, spec.output, vocabulary)
+        source = Source(SHAPES[shape], row, seed)
         began = time.perf_counter()
         engine.warm_up(source)
         warmup = time.perf_counter() - began
@@ -99,24 +93,18 @@ def main(out: Path, spec: Spec) -> None:
     engine.shutdown()
 
 
-def start(spec: Spec, home: Path) -> tuple[Any, int]:
-    """Start an engine; return it and its vocabulary's size."""
+def start(spec: Spec, home: Path) -> Any:
+    """Start an engine."""
     from vllm.platforms import current_platform
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     from bench.loops.served import Served
-    from bench.loops.steady import Steady
     from bench.loops.stepped import Stepped
 
-    engine, vocabulary = ENGINES[spec.engine], ENGINES[spec.engine].vocabulary
-    if spec.model:
-        written, loading = Path(spec.model), {"skip_tokenizer_init": True}
-        vocabulary = json.loads((written / "config.json").read_text())["vocab_size"]
-    else:
-        written = model.write(home, **{"max_position_embeddings": engine.length, **engine.model})
-        loading = dict(GENERATED)
+    engine = ENGINES[spec.engine]
+    written = model.write(home, **{"max_position_embeddings": engine.length, **engine.model})
     arguments: dict[str, Any] = {
-        **loading,
+        **GENERATED,
         "model": str(written),
         "seed": 0,
         "max_model_len": engine.length,
@@ -126,20 +114,11 @@ def start(spec: Spec, home: Path) -> tuple[Any, int]:
         "disable_log_stats": True,
         "compilation_config": dict(GRAPHS[spec.graphs]),
         "reasoning_config": thinking.config() if spec.thinking else None,
-        "tensor_parallel_size": spec.gpus,
     }
-    if spec.kind == "steady":
-        # The first step has every prompt, and the others decode alone.
-        tokens = max(engine.concurrency) * engine.prompt
-        arguments |= {
-            "enable_prefix_caching": False,
-            "max_num_batched_tokens": max(tokens, engine.length),
-        }
-    if current_platform.is_cpu() and spec.gpus == 1:
+    if current_platform.is_cpu():
         # For its name vLLM starts another process.
         arguments["distributed_executor_backend"] = UniProcExecutor
-    kinds = {"served": Served, "stepped": Stepped, "steady": Steady}
-    return kinds[spec.kind](arguments), vocabulary
+    return {"served": Served, "stepped": Stepped}[spec.kind](arguments)
 
 
 def compiled() -> list[str]:

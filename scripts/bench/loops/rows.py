@@ -145,16 +145,11 @@ class Source:
         shape: the engine and the concurrency.
         row: a name of :data:`ROWS`.
         seed: of the lengths and tokens.
-        output: tokens of each request of a steady batch.
-        vocabulary: number of tokens; 0 for the engine's.
     """
 
-    def __init__(
-        self, shape: Shape, row: str, seed: int, output: int = 0, vocabulary: int = 0
-    ) -> None:
+    def __init__(self, shape: Shape, row: str, seed: int) -> None:
         self.concurrency = shape.concurrency
         self._engine, self._row, self._name = ENGINES[shape.engine], ROWS[row], f"{seed}-{row}"
-        self._output, self._vocabulary = output, vocabulary or self._engine.vocabulary
         self._sent: Counter[int] = Counter()
 
     def warmup(self, place: int) -> Request:
@@ -170,23 +165,16 @@ class Source:
         self._sent[place] += 1
         return self._request(place, self._sent[place] - 1)
 
-    def steady(self, place: int) -> Request:
-        """Return a place's request of a steady batch: all are equally long."""
-        return self._request(place, 0, steady=True)
-
-    def _request(self, place: int, number: int, steady: bool = False) -> Request:
+    def _request(self, place: int, number: int) -> Request:
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        engine, tokens = self._engine, range(_FIRST, self._vocabulary)
+        engine, tokens = self._engine, range(_FIRST, self._engine.vocabulary)
         name = f"{self._name}-{self.concurrency}-{place}-{number}"
         drawn = random.Random(name)  # noqa: S311 (draws no secret)
-        length = draw_length(drawn, engine.prompt, engine.length // 4)
-        prompt = drawn.choices(tokens, k=engine.prompt if steady else length)
+        prompt = drawn.choices(tokens, k=draw_length(drawn, engine.prompt, engine.length // 4))
         output = draw_length(drawn, engine.output, engine.length // 2)
-        if steady:
-            output = self._output
-        elif number <= 0:
+        if number <= 0:
             output = math.ceil(output * drawn.random()) if number == 0 else _WARMUP
         parameters: dict[str, Any] = {"temperature": 1.0}
         if place % self._row.every == 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from bench.errors import Failure
@@ -15,13 +14,12 @@ class Settings(NamedTuple):
     """Settings of an engine, and the load.
 
     Attributes:
-        load: "traffic", "steady" (batches), "steps" (of traffic, timed) or "HTTP".
+        load: "traffic", "steps" (of traffic, timed) or "HTTP".
         model: "0.5B", "7B", "hybrid", or another name.
-        graphs: a name of :data:`bench.loops.child.GRAPHS`, or "default" for vLLM's; through HTTP
-            the number of API servers, or "the Rust front end".
-        concurrency: requests at a time.
+        graphs: a name of :data:`bench.loops.child.GRAPHS`; through HTTP the number of API servers,
+            or "the Rust front end".
+        concurrency: requests at a time; 0 if unknown.
         reasoning: whether a thinking budget is configured, by which stock waits in each step.
-        gpus: that share each layer.
         device: the GPU.
         switch: value of VLLM_READINESS; empty for everything.
     """
@@ -31,39 +29,19 @@ class Settings(NamedTuple):
     graphs: str
     concurrency: int
     reasoning: bool = False
-    gpus: int = 1
     device: str = ""
     switch: str = ""
 
     def __str__(self) -> str:
         """Return what a table says of the engine."""
         parts = [self.model, self.graphs, "thinking budget configured" * self.reasoning]
-        return ", ".join(filter(None, [*parts, f"{self.gpus} GPUs" * (self.gpus > 1)]))
+        return ", ".join(filter(None, parts))
 
 
 _MODELS = {"half-b": "0.5B", "seven-b": "7B"}
-#: The engines of runs that were converted, which are named by their requests.
-_CONVERTED: Mapping[str, Settings] = {
-    **dict.fromkeys(
-        ("decode-half-b", "seeds", "pull-23569", "structured"),
-        Settings("steady", "0.5B", "decodes", 128),
-    ),
-    "decode-seven-b": Settings("steady", "7B", "decodes", 32),
-    "prime-rl-2772-thinking": Settings("steady", "0.5B", "decodes", 128, reasoning=True),
-    "tensor-parallel": Settings("steady", "0.5B", "decodes", 128, reasoning=True, gpus=2),
-    "vllm serve": Settings("HTTP", "0.5B", "default", 32),
-}
-#: Requests of these engines to the names of :data:`bench.loops.rows.ROWS`. They were greedy.
-_REQUESTS = {
-    **{"plain": "greedy", "none": "greedy", "temperature 1": "plain"},
-    **{"presence 1.5": "presence", "presence_penalty 1.5": "presence"},
-    **{"presence 1.5, budget": "thinking-presence", "5 bad words": "bad-words"},
-    **{"logprobs 5": "logprobs", "temperature 1, all seeded": "seeded"},
-    **{"a tenth": "grammars", "all": "grammars of all"},
-}
-_ENGINE = re.compile(r"(?P<name>\S+) (?P<graphs>\S+)(?P<reasoning> thinking)?( TP=(?P<gpus>\d+))?")
+_ENGINE = re.compile(r"(?P<name>\S+) (?P<graphs>\S+)(?P<reasoning> thinking)?")
 #: An engine of bench.serving.
-_SERVED = re.compile(r"(?P<name>\S+), (?P<front_end>\d+ API servers?|the Rust front end)")
+_SERVED = re.compile(r"(?P<name>\S+), (?P<graphs>\d+ API servers?|the Rust front end)")
 
 
 def settings_of(run: Json, group: Group) -> tuple[Settings, str]:
@@ -73,26 +51,18 @@ def settings_of(run: Json, group: Group) -> tuple[Settings, str]:
         Failure: the engine is not known.
     """
     engine, case, _ = group
-    sized = re.fullmatch(r"(.*), (?:batch )?(\d+)", case)
-    requests, count = (sized[1], int(sized[2])) if sized else (case, 0)
-    about, title = _ENGINE.fullmatch(engine), run["title"]
-    served = _SERVED.fullmatch(engine)
-    if (settings := _CONVERTED.get(engine)) is not None:
-        requests = _REQUESTS.get(requests, requests)
-        settings = settings._replace(concurrency=count or settings.concurrency)
-    elif served is not None and count:
-        model = _MODELS.get(served["name"], served["name"])
-        settings = Settings("HTTP", model, served["front_end"], count)
-    elif about is not None and count:
-        load = "steady" if title.startswith("Steady batches") else "traffic"
-        load = "steps" if "in the client's process" in title else load
-        model = _MODELS.get(about["name"], about["name"])
-        gpus = int(about["gpus"] or 1)
-        settings = Settings(load, model, about["graphs"], count, bool(about["reasoning"]), gpus)
-    else:
+    title, about = run["title"], _SERVED.fullmatch(engine) or _ENGINE.fullmatch(engine)
+    if about is None:
         raise Failure(f"nothing is known of the engine of {engine}, {case}")
-    if own := title.partition(" Model: ")[2]:
-        settings = settings._replace(model=own.rstrip("."))
+    load = "steps" if "in the client's process" in title else "traffic"
+    if about.re is _SERVED or "`vllm bench serve" in title:
+        load = "HTTP"
+    requests, _, count = case.rpartition(", ")
+    if not count.isdecimal():  # of the user's own client
+        requests, count = case, "0"
+    model = title.partition(" Model: ")[2].rstrip(".") or _MODELS.get(about["name"], about["name"])
+    reasoning = bool(about.groupdict().get("reasoning"))
     device = re.search(r"H\d+|CPU", run["machine"]["device"])
     switch = run["environment"].get("VLLM_READINESS", "")
-    return settings._replace(device=device[0] if device else "", switch=switch), requests
+    of = (load, model, about["graphs"], int(count), reasoning, device[0] if device else "")
+    return Settings(*of, switch), requests
