@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from overlay import output
 
@@ -43,18 +43,23 @@ ENVIRONMENT: Mapping[str, str] = {
 
 
 class TrafficRun(PairRun):
-    """A run of engines that :mod:`bench.loops.child` keeps."""
+    """A run of engines that :mod:`bench.loops.child` keeps.
 
+    Attributes:
+        kind: of engine; see :class:`bench.loops.child.Spec`.
+        about: a further sentence of the title.
+    """
+
+    kind: ClassVar = "served"
+    about: ClassVar = ""
     module = "bench.loops.child"
     caches = CACHES
-    environment = ENVIRONMENT
+    environment: Mapping[str, str] = ENVIRONMENT
 
     def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
         how = "at the same time" if args.places == 2 else "in turns"
         self.title = f"Closed-loop traffic, {args.seconds:g} s each, both sides {how}."
-        if args.steps:
-            self.title += " The engine core is in the client's process."
-            self.environment = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        self.title = f"{self.title} {self.about}".strip()
         super().__init__(args, installations)
         # A path entry that announces a general plugin to every process of an engine.
         self._plugin = installations.work / "loops"
@@ -67,8 +72,7 @@ class TrafficRun(PairRun):
     def starts(self) -> Sequence[Start]:
         """Return the starts of a round; see :func:`starts`."""
         seconds = self.args.seconds
-        kind = "stepped" if self.args.steps else "served"
-        settings = {"kind": kind, "seconds": seconds, "ramp": min(seconds / 4, 2.0)}
+        settings = {"kind": self.kind, "seconds": seconds, "ramp": min(seconds / 4, 2.0)}
         return list(starts(self.args, settings))
 
     def paths(self) -> Sequence[Path]:
@@ -105,8 +109,19 @@ def starts(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[St
 
 def main(argv: Sequence[str]) -> int:
     """Measure, and print the table; see :func:`bench.harness.run.run`."""
+    return measure(argv, __doc__ or "", TrafficRun)
+
+
+def measure(argv: Sequence[str], description: str, kind: type[TrafficRun]) -> int:
+    """Make a kind of run, and execute it.
+
+    Args:
+        argv: of the program.
+        description: of the program, in its first line.
+        kind: of run.
+    """
     devices = pairs.visible()
-    options = pairs.parser(__doc__ or "", PAIRS)
+    options = pairs.parser(description, PAIRS)
     large = [shape for shape in SHAPES if SHAPES[shape].engine not in ("small", "tiny")]
     shapes = large if devices else ["small-8"]
     options.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=shapes)
@@ -115,11 +130,9 @@ def main(argv: Sequence[str]) -> int:
     options.add_argument("--graphs", nargs="+", choices=list(GRAPHS), help=text)
     text = "seconds of each slice (%(default)s), without its warm-up"
     options.add_argument("--seconds", type=float, default=8.0, help=text)
-    text = "time the host's work by kind of step instead, with the engine in the process"
-    options.add_argument("--steps", action="store_true", help=text)
     args = command_line.parse(options, argv)
     args.gpus = devices
-    return run(args, lambda installations: TrafficRun(args, installations))
+    return run(args, lambda installations: kind(args, installations))
 
 
 if __name__ == "__main__":

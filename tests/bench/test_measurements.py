@@ -33,20 +33,6 @@ def test_a_committed_run_has_both_sides_of_each_slice(name: str) -> None:
             assert "mrv2" in sides
 
 
-@pytest.mark.parametrize("name", [name for name in COMMITTED if "host" in name])
-def test_stock_against_itself_has_ratios_around_1(name: str) -> None:
-    """The tenth percentile of ratios of single steps averaged 0.891 here."""
-    ratios = [
-        compared.ratio
-        for group, of in slices.grouped(COMMITTED[name]["slices"]).items()
-        if group[2] == ("stock again", "stock")
-        for figure in slices.figures(of)
-        if (compared := slices.compare(of, figure)).ratio
-    ]
-    assert len(ratios) > 30
-    assert sum(ratios) / len(ratios) == pytest.approx(1.0, abs=0.01)
-
-
 def test_the_summary_is_up_to_date_and_short() -> None:
     assert measurements.main(["--check"]) == 0
     lines = measurements.PAGE.read_text().splitlines()

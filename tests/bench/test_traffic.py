@@ -5,7 +5,7 @@ import itertools
 import json
 import os
 import statistics
-from collections import defaultdict
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +16,9 @@ from bench import thinking, traffic
 from bench.harness import manifest
 from bench.loops import child
 from bench.loops.rows import ENGINES, ROWS, SHAPES, Request, Source
-from bench.loops.stepped import watch
+from bench.loops.timed import CHANGED, MIXED, SAME, Clock
 from bench.results.run_file import load
 from bench.results.slices import COMPILED, compare, grouped
-from bench.runners.scheduler import CHANGED, MIXED, SAME
 from support import forked
 from support.asynchronous import announce
 from support.benches import bench
@@ -35,10 +34,10 @@ SIDES = ("overlaid", "overlaid=-fixes")
 def measure(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """A run of the smallest engine, in which steps are slower where the fixes are on."""
 
-    def run(*arguments: str) -> dict[str, Any]:
+    def run(*arguments: str, program: str = "traffic") -> dict[str, Any]:
         sizes = ("--shapes", "tiny-4", "--rounds", "1", "--pairs", "/".join(SIDES))
         done = bench(
-            *("traffic", tmp_path / "out"),
+            *(program, tmp_path / "out"),
             *(*sizes, *arguments),
             paths=[announce(tmp_path / "plugins", slow, forked.fork), REPO / "tests"],
             environment=forked.ENVIRONMENT,
@@ -55,7 +54,7 @@ def measure(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_planted_cost_is_found_in_its_part_of_every_kind_of_step(measure: Any) -> None:
-    run = measure("--rows", "plain", "--places", "1", "--steps", "--seconds", "3")
+    run = measure("--rows", "plain", "--places", "1", "--seconds", "3", program="parts")
     parts = ("execute_model", "_prepare_inputs", "sample_tokens", "schedule", "update_from_output")
     assert len(run["slices"]) == 2
     for one in run["slices"]:
@@ -98,25 +97,16 @@ def test_sides_that_run_at_the_same_time_exchange_places(measure: Any) -> None:
     assert (compared.mark, compared.low, compared.pairs) == ("?", None, 1)
 
 
-def test_parts_count_for_their_own_step_though_another_was_scheduled_since(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_parts_count_for_their_own_step_though_another_was_scheduled_since() -> None:
     """As under asynchronous scheduling: an output is processed after the next step began."""
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     outputs = iter(
         SimpleNamespace(num_scheduled_tokens=dict.fromkeys(names, 1), scheduled_new_reqs=new)
         for names, new in [("ab", "ab"), ("ab", ""), ("b", ""), ("", "")]
     )
-    names = ("_update_states", "_prepare_inputs", "_build_attention_metadata", "_model_forward")
-    runner: Any = SimpleNamespace(**{name: lambda: None for name in names})
-    runner.model = SimpleNamespace(compute_logits=lambda: None)
+    scheduler, runner = parties()
+    scheduler.schedule = lambda: next(outputs)
     runner.execute_model = lambda _: runner._prepare_inputs()
-    runner.sample_tokens = lambda: None
-    scheduler: Any = SimpleNamespace(
-        schedule=lambda: next(outputs), update_from_output=lambda *_: None
-    )
-    times: defaultdict[tuple[str | None, str], list[int]] = defaultdict(list)
-    watch(scheduler, runner, times)
+    times = Clock(scheduler, runner, 1).times
     first, second, third = (scheduler.schedule() for _ in range(3))
     runner.execute_model(first)
     runner.execute_model(second)
@@ -133,6 +123,42 @@ def test_parts_count_for_their_own_step_though_another_was_scheduled_since(
         (SAME, "sample_tokens"),
         (None, "schedule"),
     }
+
+
+def parties() -> tuple[Any, Any]:
+    """A scheduler and a runner that do nothing."""
+    names = ("_update_states", "_prepare_inputs", "_build_attention_metadata", "_model_forward")
+    runner: Any = SimpleNamespace(**{name: lambda: None for name in names})
+    runner.model = SimpleNamespace(compute_logits=lambda: None)
+    runner.execute_model, runner.sample_tokens = lambda _: None, lambda: None
+    return SimpleNamespace(schedule=None, update_from_output=lambda *_: None), runner
+
+
+def step(requests: str, new: str = "", prompt: str = "") -> Any:
+    tokens = {name: 7 if name == prompt else 1 for name in requests}
+    return SimpleNamespace(num_scheduled_tokens=tokens, scheduled_new_reqs=[*new])
+
+
+def test_kinds_of_step() -> None:
+    taken = [
+        *((step("ab", new="ab"), MIXED), (step("ab"), SAME), (step("b"), CHANGED)),
+        *((step("b"), SAME), (step("bc", new="c"), MIXED), (step("bc", prompt="c"), MIXED)),
+        *((step("cb"), SAME), (step("cd"), CHANGED), (step(""), None), (step("bc"), CHANGED)),
+    ]
+    scheduler, runner = parties()
+    scheduler.schedule = lambda: None
+    clock = Clock(scheduler, runner, 1)
+    assert [clock.kind(output) for output, _ in taken] == [kind for _, kind in taken]
+
+
+def test_the_model_s_own_work_is_not_the_host_s() -> None:
+    scheduler, runner = parties()
+    scheduler.schedule = lambda: step("a", new="a")
+    runner._model_forward = lambda: time.sleep(0.02)
+    runner.execute_model = lambda _: runner._model_forward()
+    times = Clock(scheduler, runner, 1).times
+    runner.execute_model(scheduler.schedule())
+    assert times[MIXED, "execute_model"][0] < 10e6
 
 
 def requests(row: str, count: int = 3, seed: int = 1, shape: str = "tiny-4") -> list[list[Request]]:

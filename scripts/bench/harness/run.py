@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bench.errors import Failure, Fatal
 from bench.harness import manifest
 from bench.harness.files import replace
-from bench.harness.installations import Installations, installed, log_tail
+from bench.harness.installations import Installations, installed
 from bench.harness.machine import SCHEMA, command, describe, settings
 from bench.results.markdown import markdown
 from bench.results.run_file import save
@@ -25,7 +23,7 @@ from bench.results.slices import Group, Slice, found_in, has_ratio
 
 
 class Job(NamedTuple):
-    """A unit of work: a round of a start, or a process of its own."""
+    """A round of a start."""
 
     name: str
     round: int
@@ -89,41 +87,6 @@ class Run(ABC):
         about = f"{one['engine']}, {one['case']}, {'/'.join(one['sides'])}, round {one['round']}"
         spent = time.monotonic() - self._started
         print("; ".join([f"{spent:.0f} s, {about}: {shown}", *whole["problems"]]), flush=True)
-
-    def child(
-        self,
-        name: str,
-        side: str,
-        module: Sequence[str],
-        environment: Mapping[str, str],
-        timeout: float,
-    ) -> dict[str, Any]:
-        """Run a module to its end; its first argument is the file that it writes JSON to.
-
-        Args:
-            name: for its files.
-            side: installation that it imports.
-            module: its name, and its other arguments.
-            environment: variables to set, in addition to the run's.
-            timeout: in seconds.
-
-        Raises:
-            Failure: the module failed, or took too long; its log is kept.
-        """
-        out = self.out(name)
-        log = out.with_suffix(".log")
-        arguments = ["-m", module[0], str(out), *module[1:]]
-        variables = {**self.environment, **environment}
-        code = self.installations.run(side, arguments, log, timeout, variables)
-        if code != 0:
-            kept = shutil.copy(log, self.args.out)
-            raise Failure(f"{name} failed ({code}; log: {kept}):\n{log_tail(log)}")
-        result: dict[str, Any] = json.loads(out.read_text())
-        return result
-
-    def out(self, name: str) -> Path:
-        """Return the file that a child of this name writes JSON to."""
-        return self.installations.work / f"{name.replace(', ', '-').replace(' ', '-')}.json"
 
     def execute(self) -> int:
         """Measure, and write and print the results.

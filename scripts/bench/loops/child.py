@@ -43,7 +43,7 @@ class Spec(NamedTuple):
 
     Attributes:
         engine: a name of :data:`bench.loops.rows.ENGINES`.
-        kind: "served" for AsyncLLM; "stepped" for an engine in the child's process, with its
+        kind: "served" for AsyncLLM; "timed" for an engine in the child's process, with its
             steps timed.
         graphs: a name of :data:`GRAPHS`.
         thinking: whether the engine knows the markers of :mod:`bench.thinking`.
@@ -99,7 +99,7 @@ def start(spec: Spec, home: Path) -> Any:
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     from bench.loops.served import Served
-    from bench.loops.stepped import Stepped
+    from bench.loops.timed import Timed
 
     engine = ENGINES[spec.engine]
     written = model.write(home, **{"max_position_embeddings": engine.length, **engine.model})
@@ -118,7 +118,7 @@ def start(spec: Spec, home: Path) -> Any:
     if current_platform.is_cpu():
         # For its name vLLM starts another process.
         arguments["distributed_executor_backend"] = UniProcExecutor
-    return {"served": Served, "stepped": Stepped}[spec.kind](arguments)
+    return {"served": Served, "timed": Timed}[spec.kind](arguments)
 
 
 def compiled() -> list[str]:

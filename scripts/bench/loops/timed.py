@@ -1,0 +1,189 @@
+"""An engine in this process under the same traffic, whose host work is timed by kind of step."""
+
+from __future__ import annotations
+
+import functools
+import os
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bench.loops.rows import Request, Source
+
+#: Kinds of step: with the requests of the step before; of other requests; with a prompt in it.
+SAME, CHANGED, MIXED = KINDS = ("same", "changed", "mixed")
+#: Least number of steps of a kind.
+_FEWEST = 5
+#: Version of the runner to its methods, or those of an attribute of it, to the part of a step that
+#: they belong to.
+_PARTS: Mapping[int, Mapping[str, str]] = {
+    1: {
+        "_update_states": "_update_states",
+        "_prepare_inputs": "_prepare_inputs",
+        "_build_attention_metadata": "_build_attention_metadata",
+    },
+    2: {
+        "finish_requests": "_update_states",
+        "free_states": "_update_states",
+        "add_requests": "_update_states",
+        "update_requests": "_update_states",
+        "block_tables.apply_staged_writes": "_update_states",
+        "prepare_inputs": "_prepare_inputs",
+        "prepare_attn": "_build_attention_metadata",
+        "model_state.prepare_attn": "_build_attention_metadata",
+    },
+}
+#: Version of the runner to the methods that are the model's own work.
+_MODEL = {
+    1: ("_model_forward", "model.compute_logits"),
+    2: ("cudagraph_manager.run_fullgraph", "model.forward", "model.compute_logits"),
+}
+
+
+class Timed:
+    """An engine whose steps are timed.
+
+    Args:
+        arguments: of vLLM's EngineArgs.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        self._core = self._engine.engine_core.engine_core
+        runner = self._core.model_executor.driver_worker.worker.model_runner
+        version = 1 + int(os.environ["VLLM_USE_V2_MODEL_RUNNER"])
+        self._times = Clock(self._core.scheduler, runner, version).times
+
+    def warm_up(self, source: Source) -> None:
+        """Send a short request from each place."""
+        live = self._begin([source.warmup(place) for place in range(source.concurrency)])
+        while live:
+            self._step(live)
+
+    def measure(self, source: Source, ramp: float, seconds: float) -> dict[str, Any]:
+        """Measure a slice; return its "figures": medians of each part by kind of step, in ms.
+
+        Args:
+            source: of the requests.
+            ramp: seconds of traffic before the measured ones.
+            seconds: that are measured.
+        """
+        live = self._begin([source.following(place) for place in range(source.concurrency)])
+        for length in (ramp, seconds):
+            self._times.clear()
+            end = time.perf_counter() + length
+            while time.perf_counter() < end:
+                live |= self._begin([source.following(one.place) for one in self._step(live)])
+        figures = {
+            f"{part} p50, {kind}": statistics.median(times) / 1e6
+            for kind in KINDS
+            for (of, part), times in self._times.items()
+            if of == kind and len(times) >= _FEWEST
+        }
+        self._engine.abort_request(list(live))
+        while self._core.scheduler.has_requests() or self._core.batch_queue:
+            self._engine.engine_core.get_output()
+        return {"figures": figures}
+
+    def shutdown(self) -> None:
+        """End the engine."""
+        self._engine.engine_core.shutdown()
+
+    def _begin(self, requests: list[Request]) -> dict[str, Request]:
+        for one in requests:
+            self._engine.add_request(one.name, one.prompt, one.sampling)
+        return {one.name: one for one in requests}
+
+    def _step(self, live: dict[str, Request]) -> list[Request]:
+        """Take a step; return the requests that it has finished."""
+        return [live.pop(out.request_id) for out in self._engine.step() if out.finished]
+
+
+class Clock:
+    """The host's time in each part of an engine's steps, without the model's forward and logits.
+
+    Under asynchronous scheduling a step's output is processed after the next step was scheduled.
+
+    Attributes:
+        times: kind of step and part to nanoseconds, an entry for each step.
+    """
+
+    def __init__(self, scheduler: Any, runner: Any, version: int) -> None:
+        """Time the steps of a scheduler and a runner, of this version, from now on."""
+        self.times: defaultdict[tuple[str | None, str], list[int]] = defaultdict(list)
+        self._spent: defaultdict[str, int] = defaultdict(int)
+        self._excluded = 0
+        self._requests: frozenset[str] = frozenset()
+        self._kind: str | None = None
+        for path, part in _PARTS[version].items():
+            self._wrap(runner, path, functools.partial(self._add, part))
+        for path in _MODEL[version]:
+            self._wrap(runner, path, self._exclude)
+        for owner, part, kind_of in (
+            (scheduler, "schedule", self._scheduled),
+            (runner, "execute_model", self._executed),
+            (runner, "sample_tokens", lambda *_: self._kind),
+            (scheduler, "update_from_output", lambda _, output, *__: output.traffic_kind),
+        ):
+            self._wrap(owner, part, functools.partial(self._add, part))
+            self._note(owner, part, kind_of)
+
+    def kind(self, output: Any) -> str | None:
+        """Return the kind of the next SchedulerOutput's step; None if it has no tokens."""
+        requests = frozenset(output.num_scheduled_tokens)
+        before, self._requests = self._requests, requests
+        if not requests:
+            return None
+        if output.scheduled_new_reqs or max(output.num_scheduled_tokens.values()) > 1:
+            return MIXED
+        return SAME if requests == before else CHANGED
+
+    def _scheduled(self, output: Any, *_: Any) -> str | None:
+        output.traffic_kind = self.kind(output)
+        return output.traffic_kind  # type: ignore[no-any-return]
+
+    def _executed(self, _: Any, output: Any, *__: Any) -> str | None:
+        self._kind = output.traffic_kind
+        return self._kind
+
+    def _add(self, part: str, spent: int) -> None:
+        self._spent[part] += spent
+
+    def _exclude(self, spent: int) -> None:
+        self._excluded += spent
+
+    def _wrap(self, owner: Any, path: str, add: Callable[[int], None]) -> None:
+        """Time a method; excluded time in it is not its own."""
+        *attributes, name = path.split(".")
+        owner = functools.reduce(getattr, attributes, owner)
+        function = getattr(owner, name)
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            excluded, start = self._excluded, time.perf_counter_ns()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                add(time.perf_counter_ns() - start - (self._excluded - excluded))
+
+        setattr(owner, name, timed)
+
+    def _note(self, owner: Any, name: str, kind_of: Callable[..., str | None]) -> None:
+        """After each call of a method, note the times in it by the kind of its step."""
+        function = getattr(owner, name)
+
+        @functools.wraps(function)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            kind = kind_of(result, *args)
+            for part, spent in self._spent.items():
+                self.times[kind, part].append(spent)
+            self._spent.clear()
+            return result
+
+        setattr(owner, name, noted)
