@@ -57,6 +57,7 @@ class FilterKernels:
                 context.run(self._launch, torch.zeros(max(self._sizes), self._vocab_size))
             for variant in mode.future_kernels.values():  # the dummy runs may be the first launch
                 variant.future.add_done_callback(partial(_keep, variant))
+            pool.shutdown(wait=False)  # a thread ends with its variant
 
     def wait(self) -> None:
         """Wait for the threads. What failed in one is compiled when it is launched."""
