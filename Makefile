@@ -13,7 +13,7 @@ WORKERS ?= $(shell n=$$(nproc) && echo $$((n < 4 ? n + 1 : 4)))
 BY_FILE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # An empty value on the command line is a mistake; in the environment it means nothing.
-EMPTY := VENV SITE PYTHON WHEEL MODEL FILE EXTRA PATCH RELEASE RELEASES SHA256 COMPARE LEAVE
+EMPTY := VENV SITE PYTHON WHEEL MODEL FILE EXTRA PATCH RELEASE SHA256 COMPARE LEAVE
 $(foreach name,$(EMPTY),$(if $(value $(name)),,$(if $(filter command%,$(origin $(name))),\
   $(error $(name)= is empty: give it a value, or leave it out))))
 # An interpreter that the environment names does not contradict a target on the command line.
@@ -29,7 +29,7 @@ export READINESS_NAMED_BY := $(strip $(foreach name,VENV SITE PYTHON,$(if $(valu
 CHOSEN := $(foreach name,LEAVE EXTRA,$(if $(filter command%,$(origin $(name))),$(name)))
 # Values are taken literally, and passed through the environment, so that a path may hold any
 # character. The shell splits ARGS.
-NAMED := VENV SITE PYTHON WHEEL FORCE MODEL FILE EXTRA PATCH RELEASE RELEASES SHA256 TRY LEAVE
+NAMED := VENV SITE PYTHON WHEEL FORCE MODEL FILE EXTRA PATCH RELEASE SHA256 TRY LEAVE
 $(foreach name,$(NAMED) PYTHON3 ARGS,$(if $(value $(name)),$(eval override $(name) := $$(value $(name)))))
 override PYTHON3 := $(or $(PYTHON3),python3)
 export $(NAMED) PYTHON3
@@ -106,13 +106,8 @@ else
 	@$(OVERLAY) diff $(REVIEW_BASE) $(CHOICE) $(ARGS)
 endif
 
-review: tools ## review RELEASE=version or wheel or latest (TRY=0: do not try it), or RELEASES=first..last
-ifneq (,$(RELEASES))
-	@$(if $(RELEASE)$(SHA256)$(filter-out 0,$(TRY)),echo "review: RELEASES goes without RELEASE and SHA256 and TRY" >&2; exit 2)
-	@$(REVIEW) matrix "$$RELEASES" $(REVIEW_BASE) $(ARGS)
-else
+review: tools ## review RELEASE=version or wheel or latest (TRY=0: do not try it)
 	@$(REVIEW) release "$$RELEASE" $(if $(SHA256),--sha256 "$$SHA256") $(if $(filter 0,$(TRY)),--no-try) $(REVIEW_BASE) $(ARGS)
-endif
 
 rebase: tools ## lay out the series on RELEASE=version or wheel in build/edit
 	@# 11: git has stopped at a conflict, as in any rebase, and what comes next was said.

@@ -1,13 +1,11 @@
-"""Review another release of vLLM against the overlay, in one page.
+"""Review another release of vLLM against the overlay, in one report.
 
-    python -m review release RELEASE    build/review/RELEASE: report, page, candidate
-    python -m review matrix RELEASES    build/review/matrix.html: several releases in one table
+    python -m review release RELEASE    build/review/RELEASE: report, candidate
     python -m review rebase RELEASE     lay the series out on it in build/edit
 
-Run it with ``PYTHONPATH=scripts``. RELEASE is a version, a wheel file, or ``latest``;
-RELEASES is ``0.23.0..latest``, or versions with commas between them. Exit codes: 0 once it has
-reported, those of ``overlay`` for a refusal; with ``--check`` also 10 if anything has changed and
-11 for conflicts; of several releases the worst.
+Run it with ``PYTHONPATH=scripts``. RELEASE is a version, a wheel file, or ``latest``. Exit codes: 0
+once it has reported, those of ``overlay`` for a refusal; with ``--check`` also 10 if anything has
+changed and 11 for conflicts.
 """
 
 from __future__ import annotations
@@ -30,9 +28,8 @@ from overlay.source import Overlay
 from series import edit, upstream
 from series.upstream import Upstream
 
-from review import matrix, released, review, trying, wheels
+from review import released, review, trying, wheels
 from review.merging import CONFLICTS, OBSOLETE
-from review.model import Model
 from review.review import Review
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,25 +62,19 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for name, run, text in (
         ("release", _release, "review a release"),
-        ("matrix", _matrix, "review several releases, in one table"),
         ("rebase", _rebase, "lay out the series on a release in build/edit"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
-        if name == "matrix":
-            command.add_argument("releases", help="versions with commas between, or FIRST..LAST")
-        else:
-            command.add_argument("release", help="a version, a wheel file, or latest")
-            command.add_argument("--sha256", help="of the wheel file, if no index knows it")
-        if name in ("release", "matrix"):
+        command.add_argument("release", help="a version, a wheel file, or latest")
+        command.add_argument("--sha256", help="of the wheel file, if no index knows it")
+        if name == "release":
             command.add_argument(
                 "--check", action="store_true", help="end with 10 or 11 if anything has changed"
             )
-        if name == "release":
             command.add_argument(
                 "--no-try", action="store_true", help="do not install, overlay and serve it"
             )
-        if name != "rebase":
             command.add_argument(
                 "--out", type=Path, default=FOLDER, help="the directory for reviews (build/review)"
             )
@@ -100,33 +91,8 @@ def _release(args: argparse.Namespace) -> int:
     trial = None if args.no_try else partial(trying.examine, ROOT)
     result = review.of_release(overlay, _base(args, overlay), release, args.out, trial=trial)
     _print(result)
-    print(escaped(f"page: {args.out / result.release.version / review.PAGE}"))
-    return _ending(args, review.CODES[result.verdict])
-
-
-def _matrix(args: argparse.Namespace) -> int:
-    overlay = Overlay.load(ROOT)
-    versions = released.several(args.releases)
-    base = _base(args, overlay)
-    model = Model(base)  # read once for all releases
-
-    def attempt(version: str) -> Review:
-        release = wheels.obtain(version, None, args.out / "wheels", overlay.pin)
-        return review.of_release(overlay, base, release, args.out, model=model)
-
-    columns: list[matrix.Column] = []
-    for version in versions:
-        columns.append(matrix.column(version, partial(attempt, version)))
-        print(escaped(str(columns[-1])), flush=True)
-    for sentence in matrix.summary(columns):
-        print(escaped(sentence))
-    print(escaped(f"page: {matrix.write(args.releases, overlay.pin, columns, args.out)}"))
-    return _ending(args, matrix.worst(columns))
-
-
-def _ending(args: argparse.Namespace, code: int) -> int:
-    """Return the exit code; that of a verdict only if it was asked for."""
-    return code if args.check or code not in review.CODES.values() else Exit.DONE
+    print(escaped(f"report: {args.out / result.release.version / review.MARKDOWN}"))
+    return review.CODES[result.verdict] if args.check else Exit.DONE
 
 
 def _rebase(args: argparse.Namespace) -> int:

@@ -20,14 +20,11 @@ def fenced(lines: Sequence[str], language: str) -> str:
     return "\n".join([f"{fence}{language}", *lines, fence])
 
 
-def anchor_of(name: str) -> str:
-    """Return a text as the anchor of a heading."""
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", name)
-
-
-def headed(level: int, anchor: str, text: str) -> str:
-    """Return a heading with an anchor."""
-    return f'{"#" * level} <a id="{anchor}"></a>{text}'
+def visible(text: str) -> str:
+    """Return the text with each invisible or control character as its code point."""
+    return "".join(
+        char if char.isprintable() or char in "\t\n" else f"<U+{ord(char):04X}>" for char in text
+    )
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from review import model, runners, words
-from review.markup import anchor_of, at, code, escape, fenced, folded, headed, table
+from review.markup import at, code, escape, fenced, folded, table, visible
 from review.merging import JudgedHunk, JudgedPatch
 from review.model import GONE, NEW, Change
 
@@ -23,16 +23,11 @@ _WATCHED = {
 }
 
 
-def title(review: Review) -> str:
-    """Return the subject of the report."""
-    return f"vLLM {review.release.version} for overlay {review.overlay.pin.overlay}"
-
-
 def markdown(review: Review) -> str:
     """Return the report."""
     base, release = review.overlay.pin.release, review.release
     parts = [
-        f"# {escape(title(review))}",
+        f"# vLLM {escape(release.version)} for overlay {escape(review.overlay.pin.overlay)}",
         f"**{escape(review.headline)}.**",
         f"The overlay is for vLLM {escape(base)}. This was read in {code(release.wheel)}, SHA-256 "
         f"{code(release.sha256)} ({escape(release.proof)}), on {review.date}; "
@@ -45,12 +40,7 @@ def markdown(review: Review) -> str:
         *_tried(review),
         *_rest(review),
     ]
-    return "\n\n".join(parts) + "\n"
-
-
-def word_anchor(name: str) -> str:
-    """Return the anchor of a word's row."""
-    return f"word-{anchor_of(name)}"
+    return visible("\n\n".join(parts)) + "\n"
 
 
 # Sections
@@ -59,9 +49,9 @@ def word_anchor(name: str) -> str:
 def _conflicts(review: Review) -> Iterator[str]:
     if not review.conflicts:
         return
-    yield headed(2, "conflicts", f"Patches that conflict: {len(review.conflicts):,}")
+    yield f"## Patches that conflict: {len(review.conflicts):,}"
     for judged in review.conflicts:
-        yield headed(3, anchor_of(judged.patch.name), _named(judged))
+        yield f"### {_named(judged)}"
         yield escape(f"{judged.because}.")
         for hunk in judged.hunks:
             if hunk.at is not None:
@@ -83,12 +73,12 @@ def _decisions(review: Review) -> Iterator[str]:
     if not changes and not review.decisions:
         return
     number = len(changes) + len(review.decisions)
-    yield headed(2, "decide", f"Needs a decision: {number:,}")
+    yield f"## Needs a decision: {number:,}"
     if review.decisions:
         yield "\n".join(f"- {escape(each)}" for each in review.decisions)
     for kind in model.DECIDE:
         if found := [each for each in changes if each.kind == kind]:
-            yield headed(3, anchor_of(kind), f"{_WATCHED[kind]}: {len(found):,} changed")
+            yield f"### {_WATCHED[kind]}: {len(found):,} changed"
             yield from (_change(review, each) for each in found)
 
 
@@ -97,26 +87,13 @@ def _runners(review: Review) -> Iterator[str]:
     if before is None and after is None:
         return
     base, version = review.overlay.pin.release, review.release.version
-    yield headed(2, "runners", "Which model runner serves")
+    yield "## Which model runner serves"
     if after is None:
         yield escape(f"{version} has no {runners.PROPERTY}. Find what decides there.")
         return
     place = at(version, f"{after.path}:{after.line}")
     how = f"is{' not' * review.runners.changed} the same as in {base}"
     yield f"{code(runners.PROPERTY)} decides, at {place}. Its source {escape(how)}."
-    columns, cells = ["model, every option at its default"], []
-    for release, side in ((base, before), (version, after)):
-        if side and side.reading:
-            yield f"{escape(release)}, as a person has read it: {escape(side.reading.text)}"
-            columns.append(escape(release))
-            cells.append(side.reading.served)
-        elif side:
-            yield (
-                f"**Nobody has read the decision of {escape(release)} yet**, so this report does "
-                "not say which models V2 serves there. Read its source."
-            )
-    if cells:
-        yield table(columns, [[model, *(each[model] for each in cells)] for model in cells[0]])
     alone = [word.name for word in review.words if not word.on_v2]
     if alone:
         yield (
@@ -141,7 +118,7 @@ def _words(review: Review) -> Iterator[str]:
         for state in (words.LIVES, words.MENDED, words.LOST, words.CONFLICT)
         if (number := sum(word.state == state for word in every))
     ]
-    yield headed(2, "words", f"Features and fixes: {', '.join(counts)}")
+    yield f"## Features and fixes: {', '.join(counts)}"
     yield (
         "*lives*: its patches merge, the functions that they stand in exist, and the model runner "
         "that it serves is there. Each changed definition names our modules that use it. "
@@ -152,7 +129,7 @@ def _words(review: Review) -> Iterator[str]:
         yield f"All that can be carried over: {code(f'VLLM_READINESS={switch}')}"
     rows = [
         [
-            f'<a id="{word_anchor(word.name)}"></a>{code(word.name)}',
+            code(word.name),
             word.group,
             f"**{word.state}**",
             "V1 and V2" if word.on_v2 else "V1",
@@ -165,7 +142,7 @@ def _words(review: Review) -> Iterator[str]:
 
 def _tried(review: Review) -> Iterator[str]:
     if review.tried:
-        yield headed(2, "tried", "Tried")
+        yield "## Tried"
         yield table(
             ("step", "outcome", "detail"),
             [[each.name, f"**{each.outcome}**", escape(each.detail)] for each in review.tried],
@@ -173,7 +150,7 @@ def _tried(review: Review) -> Iterator[str]:
 
 
 def _rest(review: Review) -> Iterator[str]:
-    yield headed(2, "rest", "The rest")
+    yield "## The rest"
     for kind, text in _WATCHED.items():
         found = [each for each in review.changes if each.kind == kind]
         if kind in model.DECIDE or not found:

