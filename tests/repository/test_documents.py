@@ -139,6 +139,8 @@ def sandbox(tmp_path: Path) -> Sandbox:
         "/tmp/": f"{tmp_path}/",
         # The release would be downloaded.
         "build/env/bin/python -m review": f"{sys.executable} -m review --help",
+        # Engines would be started.
+        "build/env/bin/python -m bench.parts": f"{sys.executable} -m bench.parts --help",
         "build/env/bin/python": sys.executable,
     }
     return Sandbox(root, tmp_path, paths)
