@@ -205,7 +205,7 @@ def test_an_engine_compares_what_it_logs(monkeypatch: pytest.MonkeyPatch, guard:
 
 
 def test_most_ranks_decide_and_other_versions_can_be_read() -> None:
-    """What another version wrote has fields that this one does not know, and not all it knows."""
+    """Another version may write unknown fields, and leave out known ones."""
     usual = {"host": "a", "site": "/s", "version": "1", "digest": DIGEST, "value": "", "on": []}
     assert ranks.refusal({0: usual, 1: usual}, 2) is None
     other = {"host": "h", "version": "9.9", "new": 1}

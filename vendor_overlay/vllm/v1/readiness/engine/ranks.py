@@ -54,8 +54,11 @@ def check(digest: str | None) -> None:
     if not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
         return
     own = {
-        **{"host": socket.gethostname(), "site": str(identity.SITE), "version": __version__},
-        **{"digest": digest or "", "value": os.environ.get(switch.NAME, "")},
+        "host": socket.gethostname(),
+        "site": str(identity.SITE),
+        "version": __version__,
+        "digest": digest or "",
+        "value": os.environ.get(switch.NAME, ""),
         "on": sorted(switch.enabled()),
     }
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -123,14 +126,16 @@ def _compare(store: Store, rank: int, size: int, own: Mapping[str, Any], wait: b
 def _wait(store: Store, keys: Sequence[str]) -> list[int]:
     """Wait until all ranks have written, or for too long; return those that have."""
     for patience in (_QUIET, PATIENCE):
-        with suppress(torch.distributed.DistStoreError):  # it took too long
+        try:
             store.wait([*keys], patience)
-        present = [rank for rank, key in enumerate(keys) if store.check([key])]
-        if len(present) == len(keys):
+        except torch.distributed.DistStoreError:  # it took too long
+            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        else:
+            missing = []
+        if not missing:
             break
-        missing = sorted({*range(len(keys))} - {*present})
         logger.warning("Readiness overlay: ranks without an answer: %s", missing)
-    return present
+    return [rank for rank in range(len(keys)) if rank not in missing]
 
 
 def _identity(own: Mapping[str, Any]) -> tuple[object, ...]:
