@@ -37,9 +37,9 @@ def is_vllms(value: object) -> bool:
     return known[1]
 
 
-def all_vllms(owner: object, methods: Iterable[str]) -> bool:
-    """Return whether an object's methods are vLLM's own, neither overridden nor replaced."""
-    return not any(True for _ in replaced(owner, methods))
+def all_vllms(owner: object, names: Iterable[str]) -> bool:
+    """Return whether none of an owner's attributes is :func:`replaced`."""
+    return not any(True for _ in replaced(owner, names))
 
 
 def replaced(owner: object, names: Iterable[str]) -> Iterator[tuple[str, object]]:

@@ -328,7 +328,7 @@ def _reason(serving: object, mirrored: Mirrored, names: Mapping[str, Any]) -> st
         watch = originals.Watch(owners)
         same = (
             originals.all_vllms(serving, mirrored.methods)
-            and not any(True for _ in originals.replaced(names, mirrored.functions))
+            and originals.all_vllms(names, mirrored.functions)
             and response_models.all_upstreams(names, mirrored.models)
         )
         known = _known[serving] = watch, "" if same else gauges.REPLACED

@@ -47,7 +47,9 @@ _FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _METHODS = ("__init__", "__setattr__", "model_dump_json")
 #: Attributes that pydantic sets as it builds or rebuilds a model.
 _BUILT = (
-    *("model_config", "__pydantic_fields__", "__pydantic_decorators__"),
+    "model_config",
+    "__pydantic_fields__",
+    "__pydantic_decorators__",
     "__pydantic_serializer__",
 )
 #: Decorated functions that change what is encoded.
