@@ -85,9 +85,7 @@ def obtain(wanted: str, sha256: str | None, folder: Path, pin: Pin) -> Release:
         project, version = _name_parts(wheel)
         proof, listed = _prove(wheel, digest, given, pin, project, version)
     else:
-        version = version_asked(
-            wanted, "name a release such as 0.23.0, or a file that ends in .whl"
-        )
+        version = _named(wanted)
         wheel, digest, proof, listed = _fetch(version, given, folder, pin)
     stated, metadata, modules = _read(wheel, version)
     if not set(pin.upstream) & set(modules):
@@ -113,15 +111,11 @@ def _digest(text: str) -> str:
     return match[1].lower()
 
 
-def version_asked(text: str, next_step: str) -> Version:
-    """Return the version that a person has written.
-
-    Raises:
-        OverlayError: it is none.
-    """
+def _named(text: str) -> Version:
     try:
         return Version(text)
     except InvalidVersion:
+        next_step = "name a release such as 0.23.0, or a file that ends in .whl"
         raise usage("is neither a version nor a wheel file", next_step, repr(text)) from None
 
 
