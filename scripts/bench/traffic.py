@@ -58,8 +58,8 @@ class TrafficRun(PairRun):
 
     def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
         how = "at the same time" if args.places == 2 else "in turns"
-        self.title = f"Closed-loop traffic, {args.seconds:g} s each, both sides {how}."
-        self.title = f"{self.title} {self.about}".strip()
+        title = f"Closed-loop traffic, {args.seconds:g} s each, both sides {how}."
+        self.title = " ".join(filter(None, (title, self.about)))
         super().__init__(args, installations)
         # A path entry that announces a general plugin to every process of an engine.
         self._plugin = installations.work / "loops"
