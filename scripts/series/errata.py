@@ -1,4 +1,4 @@
-"""docs/errata.md: the errors of the pinned release, from the facts in patches/upstream.toml."""
+"""docs/errata.md: the release's errors and the fixes for them, from patches/upstream.toml."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ SEVERITIES = {
     "stall": "Stalls",
     "memory": "Memory",
 }
+#: Texts about a fix, and how the page introduces them.
+TEXTS = {"trigger": "Stock", "mend": "Overlay", "limits": "Limits"}
 
 _PROJECT = "https://github.com/vllm-project/vllm"
 _HEAD = """# Errata of vLLM {release}
@@ -33,7 +35,14 @@ can read; its head describes the fields.
   neither (a race).
 - *upstream's mend*: the first release of vLLM with the same fix. *not in {read}*: the releases up
   to it were read. *none known*: only upstream's issues were read.
-- *overlay*: the word in `VLLM_READINESS` that turns [the fix](fixes.md) on and off.
+- *overlay*: the word in `VLLM_READINESS` that turns [the fix](#the-fixes) on and off.
+"""
+_FIXES = """## The fixes
+
+A fix changes the output only where stock's is wrong; all else is bit-identical to stock. Upstream
+has deprecated Model Runner V1, so users of {release} keep its errors. `-fixes` turns all fixes
+off, and `-NAME` one ([the switch](features.md#the-switch)). `make review` says which fixes
+[another release](releases.md#another-release) has. *Stock* below adds to the symptoms above.
 """
 _COLUMNS = ("error", "symptom", "also", "by", "upstream", "upstream's mend", "overlay")
 
@@ -76,6 +85,8 @@ def page(facts: Mapping[str, Any]) -> str:
         ]
         if rows:
             parts.append("\n".join([f"## {heading}", "", *_table_head(), *rows, ""]))
+    parts.append(_FIXES.format(release=facts["release"]))
+    parts += [_section(word, fix) for word, fix in facts.get("fixes", {}).items()]
     return "\n".join(parts)
 
 
@@ -108,6 +119,13 @@ def _row(name: str, erratum: Mapping[str, Any], read: str) -> str:
         erratum["who"],
         ", ".join([*map(link, erratum["upstream"]), *perhaps]),
         upstreams_mend(erratum, read),
-        f"[`{word}`](fixes.md#{word})" if word else f"not mended: {erratum['unmended']}",
+        f"[`{word}`](#{word})" if word else f"not mended: {erratum['unmended']}",
     )
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _section(word: str, fix: Mapping[str, str]) -> str:
+    bullets = [
+        f"- **{name}**: {' '.join(fix[key].split())}" for key, name in TEXTS.items() if key in fix
+    ]
+    return "\n".join([f"### {word}", *bullets, ""])

@@ -27,6 +27,13 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
     words = {erratum["word"] for erratum in facts["errata"].values()}
     for word in registry.FIXES.keys() - words:
         yield f"{FILE}: the fix {word} has no entry: add [errata.{word}], or `word` to others"
+    for word in registry.FIXES.keys() ^ facts["fixes"].keys():
+        yield f"{FILE}: [fixes] and the fixes of registry.py differ by {word}"
+    if [*facts["fixes"]] != sorted(facts["fixes"]):
+        yield f"{FILE}: [fixes] are not in the order of the alphabet"
+    for word, fix in facts["fixes"].items():
+        if "mend" not in fix or fix.keys() - errata.TEXTS or not all(map(str.strip, fix.values())):
+            yield f"{FILE}: [fixes.{word}] has a mend, perhaps {[*errata.TEXTS]}, and no more"
     for word in registry.FEATURES.keys() ^ facts["features"].keys():
         yield f"{FILE}: [features] and the features of registry.py differ by {word}"
     if wrong := [release for release in facts["releases"] if not RELEASE.fullmatch(release)]:
@@ -92,7 +99,7 @@ def test_headers_say_what_the_facts_say(patch: Patch) -> None:
 
 def test_only_the_page_of_errata_links_to_upstreams_issues() -> None:
     """One owner per link: patches/upstream.toml."""
-    for name in ("README.md", "docs/features.md", "docs/fixes.md", "docs/architecture.md"):
+    for name in ("README.md", "docs/features.md", "docs/operations.md", "docs/architecture.md"):
         text = (REPO / name).read_text()
         links = re.findall(r"github\.com/vllm-project/vllm/(?:issues|pull|security)\S*", text)
         assert links == [], f"{name}: move {links} to {FILE}, and run `make refresh`"
@@ -109,7 +116,10 @@ def test_a_mend_is_denied_only_if_the_releases_were_read() -> None:
 
 def test_each_fix_of_the_page_leads_to_its_section() -> None:
     page = (REPO / errata.PAGE).read_text()
-    assert {*re.findall(r"\(fixes\.md#([\w-]+)\)", page)} == registry.FIXES.keys()
+    assert {
+        *re.findall(r"^\| .*\| \[`.*`\]\(#([\w-]+)\) \|$", page, re.MULTILINE)
+    } == registry.FIXES.keys()
+    assert {*re.findall(r"^### (.*)$", page, re.MULTILINE)} == registry.FIXES.keys()
     assert page.count("not mended: ") == sum(e["word"] is None for e in FACTS["errata"].values())
 
 

@@ -40,7 +40,7 @@ GRAMMAR_CHOICES = "VLLM_READINESS_GRAMMAR_CHOICES"
 GRAMMAR_REPEATS = "VLLM_READINESS_GRAMMAR_REPEATS"
 SCHEMA_ITEMS = "VLLM_READINESS_SCHEMA_ITEMS"
 PROBE = "VLLM_READINESS_PROBE"
-#: Bounds of structured outputs, with their defaults. docs/fixes.md has what justifies them.
+#: Bounds of structured outputs, with their defaults. docs/operations.md says why.
 BOUNDS: Mapping[str, int] = MappingProxyType(
     {
         GRAMMAR_BYTES: 256 << 10,
