@@ -160,7 +160,7 @@ def namespace(kind: type) -> dict[str, Any]:
     return {}
 
 
-def code_of(name: str, loader: object) -> CodeType | None:
+def _code_of(name: str, loader: object) -> CodeType | None:
     """Return a module's original code; None if its loader has none."""
     try:
         code = loader.get_code(name) if loader else None  # type: ignore[attr-defined]
@@ -169,14 +169,14 @@ def code_of(name: str, loader: object) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-def functions(code: CodeType | None, prefix: str = "") -> Iterator[tuple[str, CodeType]]:
+def _functions(code: CodeType | None, prefix: str = "") -> Iterator[tuple[str, CodeType]]:
     """Yield the dotted names and code of a module's functions and methods."""
     for inner in code.co_consts if code else ():
         if isinstance(inner, CodeType) and not inner.co_name.startswith("<"):
             if inner.co_flags & inspect.CO_OPTIMIZED:
                 yield f"{prefix}{inner.co_name}", inner
             else:  # the body of a class
-                yield from functions(inner, f"{prefix}{inner.co_name}.")
+                yield from _functions(inner, f"{prefix}{inner.co_name}.")
 
 
 def _function(value: object) -> FunctionType | None:
@@ -216,6 +216,6 @@ def _is_in_file(function: FunctionType) -> bool:
 @lru_cache(maxsize=4)  # the functions of a module are checked one after the other
 def _codes(name: str, loader: object) -> Mapping[str, list[CodeType]]:
     codes: dict[str, list[CodeType]] = {}
-    for function, code in functions(code_of(name, loader)):
+    for function, code in _functions(_code_of(name, loader)):
         codes.setdefault(function, []).append(code)
     return MappingProxyType(codes)

@@ -7,7 +7,7 @@ from vllm.platforms import current_platform
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import identity, ranks, switch
 from vllm.v1.readiness.version import __version__
-from vllm.v1.readiness.watch import exports, metrics, replaced, scopes, sync_guard
+from vllm.v1.readiness.watch import exports, metrics, scopes, sync_guard
 
 logger = init_logger(__name__)
 
@@ -52,7 +52,6 @@ def start(runner: object) -> None:
     if left_out := identity.left_out():
         logger.info_once("Readiness overlay: left out by `apply`: %s", ", ".join(sorted(left_out)))
     exports.export_info(metrics.info(name, acting))
-    replaced.report()
     ranks.check(digest)
     scopes.install()
     sync_guard.install(runner)
