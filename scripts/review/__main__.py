@@ -28,9 +28,8 @@ from overlay.source import Overlay
 from series import edit, upstream
 from series.upstream import Upstream
 
-from review import released, review, trying, wheels
-from review.merging import CONFLICTS, OBSOLETE
-from review.review import Review
+from review import review, trying, wheels
+from review.merging import CONFLICTS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "review"
@@ -46,38 +45,31 @@ def main(argv: Sequence[str]) -> int:
     # Scratch directories are removed however the run ends.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        code: int = args.run(args)
-        return code
+        overlay = Overlay.load(ROOT)
+        kept = args.out / "wheels"
+        release = wheels.obtain(args.release, args.sha256 or None, kept, overlay.pin)
+        run = _review if args.command == "release" else _rebase
+        base = upstream.from_installation(cli.installation(args), overlay)
+        return run(args, overlay, base, release)
     except OverlayError as error:
-        print(f"review: {error}", file=sys.stderr)
-        return error.code
+        refusal = error
     except OSError as error:
         refusal = denied(error, "an earlier review is unchanged")
-        print(f"review: {refusal}", file=sys.stderr)
-        return refusal.code
+    print(f"review: {refusal}", file=sys.stderr)
+    return refusal.code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="review", description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
-    for name, run, text in (
-        ("release", _release, "review a release"),
-        ("rebase", _rebase, "lay out the series on a release in build/edit"),
-    ):
-        command = commands.add_parser(name, help=text, description=text)
-        command.set_defaults(run=run)
+    release = commands.add_parser("release", help="review a release")
+    release.add_argument("--check", action="store_true", help="end with 10 or 11 for a change")
+    release.add_argument("--no-try", action="store_true", help="do not install and serve it")
+    rebase = commands.add_parser("rebase", help="lay out the series on a release in build/edit")
+    for command in (release, rebase):
         command.add_argument("release", help="a version, a wheel file, or latest")
         command.add_argument("--sha256", help="of the wheel file, if no index knows it")
-        if name == "release":
-            command.add_argument(
-                "--check", action="store_true", help="end with 10 or 11 if anything has changed"
-            )
-            command.add_argument(
-                "--no-try", action="store_true", help="do not install, overlay and serve it"
-            )
-            command.add_argument(
-                "--out", type=Path, default=FOLDER, help="the directory for reviews (build/review)"
-            )
+        command.add_argument("--out", type=Path, default=FOLDER, help="default: build/review")
         base = command.add_argument_group("upstream's files of the pinned release")
         base.add_argument("--venv", help="from a virtual environment, pristine or overlaid,")
         base.add_argument("--site", help="a site-packages directory,")
@@ -85,21 +77,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _release(args: argparse.Namespace) -> int:
-    overlay = Overlay.load(ROOT)
-    release = _obtain(args, overlay, args.out)
+def _review(
+    args: argparse.Namespace, overlay: Overlay, base: Upstream, release: wheels.Release
+) -> int:
     trial = None if args.no_try else partial(trying.examine, ROOT)
-    result = review.of_release(overlay, _base(args, overlay), release, args.out, trial=trial)
-    _print(result)
-    print(escaped(f"report: {args.out / result.release.version / review.MARKDOWN}"))
+    result = review.of_release(overlay, base, release, args.out, trial)
+    lines = [f"vLLM {release.version}: {result.headline}"]
+    lines += [f"  {CONFLICTS} {p.number} {p.title}: {p.because}" for p in result.conflicts]
+    lines += [f"decide: {sentence}" for sentence in result.decisions]
+    lines += [f"  {step.outcome:<9} {step.name}: {step.detail}" for step in result.tried]
+    lines.append(f"report: {args.out / release.version / review.MARKDOWN}")
+    print("\n".join(map(escaped, lines)))
     return review.CODES[result.verdict] if args.check else Exit.DONE
 
 
-def _rebase(args: argparse.Namespace) -> int:
-    overlay = Overlay.load(ROOT)
-    release = _obtain(args, overlay, FOLDER)
+def _rebase(
+    _: argparse.Namespace, overlay: Overlay, base: Upstream, release: wheels.Release
+) -> int:
     archives = {**release.archives, release.wheel: release.sha256}
-    base = _base(args, overlay)
     conflicts = edit.rebase(overlay, base, release.upstream, release.version, archives)
     print(escaped(f"build/edit is laid out on vLLM {release.version}"))
     if not conflicts:
@@ -110,28 +105,6 @@ def _rebase(args: argparse.Namespace) -> int:
     print("next: in build/edit resolve it, `git add` it and `git rebase --continue` until git is")
     print("      done (`git rebase --skip` drops a patch), then `make refresh` here")
     return review.CODES[review.CONFLICT]
-
-
-def _obtain(args: argparse.Namespace, overlay: Overlay, folder: Path) -> wheels.Release:
-    wanted = released.one(args.release)
-    return wheels.obtain(wanted, args.sha256 or None, folder / "wheels", overlay.pin)
-
-
-def _base(args: argparse.Namespace, overlay: Overlay) -> Upstream:
-    return upstream.from_installation(cli.installation(args), overlay)
-
-
-def _print(result: Review) -> None:
-    """Print the headline, the decisions, and the patches that do not merge."""
-    print(escaped(f"vLLM {result.release.version}: {result.headline}"))
-    for judged in result.merged.patches:
-        if judged.verdict in (CONFLICTS, OBSOLETE):
-            line = f"{judged.verdict:<9} {judged.number} {judged.title}: {judged.because}"
-            print(escaped(f"  {line}"))
-    for sentence in result.decisions:
-        print(escaped(f"decide: {sentence}"))
-    for step in result.tried:
-        print(escaped(f"  {step.outcome:<9} {step.name}: {step.detail}"))
 
 
 if __name__ == "__main__":

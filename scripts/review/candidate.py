@@ -1,8 +1,7 @@
-"""The candidate: the series and the pin for a release, as far as the series merges, and its faults.
+"""The candidate: the series and the pin for a release in which every patch merges, and its faults.
 
-A merge of lines knows nothing of Python: the candidate is ready only if each file compiles, ruff
-finds no undefined and no redefined name that neither the release nor the overlay has, and no name
-that a patch puts into a module or class is one of the release's own there now.
+A merge of lines knows nothing of Python: merged files are faulty if ruff finds a syntax error, or
+an undefined or redefined name that neither the release nor the overlay has.
 """
 
 from __future__ import annotations
@@ -12,138 +11,60 @@ import re
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError
 from overlay.pin import NAME as PIN
 from overlay.source import Overlay
 from series import refresh
-from series.extents import extents
 from series.tree import write_file
-from series.upstream import Upstream
 
-from review.merging import CONFLICTS, Merged
-from review.model import ASSIGNED
+from review.merging import OBSOLETE, Merged
 from review.wheels import Release
 
-#: ruff's rules: undefined names, a local variable read before it is set, and a definition that
-#: replaces another one which nothing has used.
-_RULES = "F821,F823,F811"
+#: ruff's rules: statements out of place, undefined names, a local variable read before it is set,
+#: and a definition that replaces another one which nothing has used.
+_RULES = "F7,F821,F823,F811"
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """The overlay for a release.
+def make(overlay: Overlay, release: Release, merged: Merged) -> dict[str, bytes]:
+    """Return the files of ``patches/`` for a release, and its VERSION_PIN, by path.
 
-    Attributes:
-        files: by path; without a pin unless it is ready.
-        faults: sentences on each fault, with its file and line.
-        ready: whether nothing conflicts and nothing is faulty.
-    """
-
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    faults: tuple[str, ...] = ()
-    ready: bool = False
-
-
-def make(
-    overlay: Overlay, base: Upstream, release: Release, merged: Merged, taken: bool
-) -> Candidate:
-    """Make the candidate.
-
-    A patch that is obsolete is left out, and so is one that conflicts in every hunk. Another one
-    that conflicts keeps its other hunks, and is named ``.incomplete``. The merges with git's
-    conflict markers are in ``conflicts``.
-
-    Args:
-        overlay: the overlay.
-        base: the pinned release.
-        release: the one under review.
-        merged: the series on it.
-        taken: whether the release has a module in our package's place.
+    Obsolete patches are left out. The series has no conflicts.
 
     Raises:
-        OverlayError: ruff cannot be run, or git fails.
+        OverlayError: git fails.
     """
-    texts = {path: release.upstream.read(path) for path in merged.texts}
-    kept = []
-    for judged, step in zip(merged.patches, merged.steps, strict=True):
-        # Of a patch that is obsolete, or conflicts everywhere, nothing is left.
-        if any(texts[path] != data for path, data in step.items()):
-            kept.append((judged, step))
-        texts |= step
+    kept = [each for each in merged.patches if each.verdict != OBSOLETE]
+    commits = [(each.patch.header, each.step) for each in kept]
     archives = {**release.archives, release.wheel: release.sha256}
-    commits = [(judged.patch.header, step) for judged, step in kept]
-    written, pin = refresh.candidate(overlay, release.upstream, release.version, archives, commits)
-    series = [name for name in written if name.endswith(".patch")]
-    incomplete = {
-        name for name, (judged, _) in zip(series, kept, strict=True) if judged.verdict == CONFLICTS
-    }
-    files = {
-        f"{name}.incomplete" if name in incomplete else name: data for name, data in written.items()
-    }
-    # A file that is gone is empty.
-    vendored = sorted(p for p in set(merged.texts) - merged.conflicts if merged.texts[p])
-    files |= {f"vendor_overlay/{path}": merged.texts[path] for path in vendored}
-    files |= {
-        f"conflicts/{name.removesuffix('.patch')}/{path}": text
-        for (name, path), text in merged.marked.items()
-    }
-    faults = tuple(_faults(merged, base, release.upstream))
-    ready = not merged.conflicts and not faults and not taken
-    if ready:
-        files[PIN] = pin.dumps().encode()
-    return Candidate(files, faults, ready)
+    files, pin = refresh.candidate(overlay, release.upstream, release.version, archives, commits)
+    return files | {PIN: pin.dumps().encode()}
 
 
-def _faults(merged: Merged, base: Upstream, release: Upstream) -> Iterator[str]:
-    theirs = {path: release.read(path) for path in sorted(set(merged.texts) - merged.conflicts)}
-    changed = {path: merged.texts[path] for path in theirs if merged.texts[path] != theirs[path]}
-    faults = {path: _syntax(path, text) for path, text in changed.items()}
-    yield from filter(None, faults.values())
-    whole = {path: text for path, text in changed.items() if not faults[path]}
-    for path, text in whole.items():
-        sides = (base.read(path), merged.overlaid[path], theirs[path])
-        before, ours, there = map(_bound, sides)
-        for name in sorted((ours - before) & (there - before)):
-            # If the release has taken our lines over, the merge holds them once.
-            last = name.rpartition(".")[2].encode()
-            if text.count(last) > theirs[path].count(last):
-                yield f"{path}: a patch puts {name} there, and the release has one of its own now"
-    old: Counter[tuple[str, str]] = Counter()
-    for side in (theirs, merged.overlaid):
-        findings = _ruff({path: side[path] for path in whole})
-        old |= Counter((path, _unnumbered(said)) for path, _, said in findings)
-    for path, line, said in _ruff(whole):
-        if old[path, _unnumbered(said)]:
-            old[path, _unnumbered(said)] -= 1
-        else:
-            yield f"{path}, line {line}: {said}"
+def faults(release: Release, merged: Merged) -> list[str]:
+    """Return a sentence for each of ruff's findings that is new in a merged file.
+
+    Raises:
+        OverlayError: ruff cannot be run.
+    """
+    whole = {p: text for p, text in merged.texts.items() if text and p not in merged.conflicts}
+    known: Counter[tuple[str, str]] = Counter()
+    for read in (release.upstream.read, merged.overlaid.__getitem__):
+        found = _ruff({path: read(path) for path in whole})
+        known |= Counter((path, _unnumbered(message)) for path, _, message in found)
+    new = []
+    for path, line, message in _ruff(whole):
+        known[path, _unnumbered(message)] -= 1
+        if known[path, _unnumbered(message)] < 0:
+            new.append(f"{path}, line {line}: {message}")
+    return new
 
 
-def _syntax(path: str, text: bytes) -> str:
-    """Return a sentence if a module does not compile."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            compile(text, path, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        return f"{path}, line {getattr(error, 'lineno', 1)}: it does not compile: {error}"
-    return ""
-
-
-def _bound(text: bytes) -> set[str]:
-    """Return the names of a module's functions and classes, and of the attributes that it sets."""
-    assigned = ASSIGNED.findall(text.decode(errors="replace"))
-    return {extent.name for extent in extents(text)} | set(assigned)
-
-
-def _ruff(texts: Mapping[str, bytes]) -> Iterator[tuple[str, int, str]]:
-    """Yield path, line and sentence of each of ruff's findings in these files."""
+def _ruff(texts: Mapping[str, bytes]) -> list[tuple[str, int, str]]:
+    """Return path, line and sentence of each of ruff's findings in these files."""
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--quiet"]
     command += ["--exit-zero", "--select", _RULES, "--output-format", "json", "."]
     with tempfile.TemporaryDirectory(prefix="overlay-ruff-") as scratch:
@@ -157,11 +78,14 @@ def _ruff(texts: Mapping[str, bytes]) -> Iterator[tuple[str, int, str]]:
             f"ruff cannot be run: {done.stderr.strip()}",
             next_step="run `make tools`, which installs it",
         )
-    for entry in json.loads(done.stdout):
-        # A syntax that ruff's Python has not was compiled above.
-        if entry["code"] in _RULES.split(","):
-            path = Path(entry["filename"]).relative_to(folder).as_posix()
-            yield path, entry["location"]["row"], f"{entry['message']} ({entry['code']})"
+    return [
+        (
+            Path(entry["filename"]).relative_to(folder).as_posix(),
+            entry["location"]["row"],
+            f"{entry['message']} ({entry['code']})",
+        )
+        for entry in json.loads(done.stdout)
+    ]
 
 
 def _unnumbered(text: str) -> str:

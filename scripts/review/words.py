@@ -1,7 +1,8 @@
-"""Features and fixes on a release: what becomes of each word of ``VLLM_READINESS``.
+"""Features and fixes on a release: the state of each word of ``VLLM_READINESS``.
 
 A word lives if its patches merge, the functions that they stand in exist, and the model runner
-that it serves is there. What a release has of a fix is known from patches/upstream.toml.
+that it serves is there. What a release has of a fix is known from patches/upstream.toml; a patch
+may apply although upstream mends the same elsewhere.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
-from overlay.patches import header_fields
-from overlay.words import served
+from overlay.source import Overlay
+from overlay.words import MODULE, registry, served
 from packaging.version import Version
 
 from review.merging import CONFLICTS, OBSOLETE, JudgedPatch
@@ -22,11 +22,6 @@ from review.merging import CONFLICTS, OBSOLETE, JudgedPatch
 LIVES, MENDED, LOST, CONFLICT = "lives", "mended", "gone", "conflicts"
 #: What a release has of a fix, but for :data:`MENDED`.
 PARTLY, NOT_MENDED, UNKNOWN = "mended in part", "not mended", "not known"
-FEATURE, FIX = "feature", "fix"
-#: What stands for the words of what all of them need.
-FRAME = "frame"
-
-Errata = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -35,165 +30,96 @@ class Word:
 
     Attributes:
         name: as ``VLLM_READINESS`` has it.
-        group: :data:`FEATURE`, :data:`FIX` or :data:`FRAME`.
         state: one of :data:`LIVES` to :data:`CONFLICT`.
         because: the reasons, for people; none if it lives.
-        on_v2: whether it works under Model Runner V2.
+        on_v2: True if it works under Model Runner V2.
+        upstream: :data:`MENDED`, or :data:`PARTLY` to :data:`UNKNOWN`; empty for a feature.
+        todo: a sentence on a mend in the release that needs a decision; may be empty.
     """
 
     name: str
-    group: str
     state: str
     because: tuple[str, ...]
     on_v2: bool
+    upstream: str = ""
+    todo: str = ""
 
 
 def judge(
-    registry: SimpleNamespace,
-    patches: Iterable[JudgedPatch],
-    mends: Mapping[str, Found],
+    overlay: Overlay,
+    patches: Sequence[JudgedPatch],
+    facts: Mapping[str, Any],
+    release: str,
     without_v1: bool,
 ) -> list[Word]:
-    """Return the state of every word, features first, and of what all words need.
+    """Return the state of every word, features first.
 
     Args:
-        registry: the runtime's, of :func:`overlay.words.registry`.
+        overlay: the overlay; without a registry it has no words.
         patches: the series on the release, judged.
-        mends: by fix, what the release has of it.
+        facts: of :func:`series.errata.load`.
+        release: the version under review.
         without_v1: whether the release has no Model Runner V1.
     """
+    if MODULE not in overlay.pin.result:
+        return []
+    known = registry(overlay)
     because: dict[str, list[str]] = defaultdict(list)
     conflicting: set[str] = set()
     for judged in patches:
-        for word in served(judged.patch) or {FRAME}:
+        for word in served(judged.patch) or ():
             if judged.verdict == CONFLICTS:
                 conflicting.add(word)
                 because[word].append(f"{judged.number} conflicts")
             elif judged.verdict == OBSOLETE:
                 because[word].append(f"{judged.number} is obsolete")
-    for name, word in sorted(registry.WORDS.items()):
+    for name, word in sorted(known.WORDS.items()):
         if needed := sorted(conflicting.intersection(word.needs)):
             conflicting.add(name)
             because[name] += [f"needs {each}" for each in needed]
+    errata: dict[str, list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
+    for key, erratum in facts["errata"].items():
+        errata[erratum["word"]].append((key, erratum))
+    has = {fix: _has(errata[fix], release, facts["read"]) for fix in known.FIXES}
+    mended = {fix for fix, (state, _) in has.items() if state == MENDED}
     found = []
-    for name in [*sorted(registry.FEATURES), *sorted(registry.FIXES), FRAME]:
-        group = FRAME if name == FRAME else FEATURE if name in registry.FEATURES else FIX
-        on_v2 = name in registry.ON_V2 or name == FRAME
+    for name in [*sorted(known.FEATURES), *sorted(known.FIXES)]:
+        on_v2 = name in known.ON_V2
         if without_v1 and not on_v2:
             because[name].append("the release has no Model Runner V1")
         state = CONFLICT if name in conflicting else LOST if because[name] else LIVES
-        if (has := mends.get(name)) and has.state == MENDED:
-            state, because[name] = MENDED, [f"the release has it {has.because}"]
-        found.append(Word(name, group, state, tuple(because[name]), on_v2))
+        upstream, since = has.get(name, ("", ""))
+        todo = ""
+        if upstream == MENDED:
+            state, because[name] = MENDED, [f"the release has it {since}"]
+            own = [each.number for each in patches if name in (served(each.patch) or ())]
+            shared = [each.number for each in patches if (served(each.patch) or set()) - mended]
+            dropped = ", ".join(number for number in own if number not in shared)
+            todo = f"the fix {name} is mended ({since}): drop {dropped or 'its word'}"
+        elif upstream == PARTLY:
+            todo = f"the fix {name} is mended in part ({since}): read what is left of it"
+        found.append(Word(name, state, tuple(because[name]), on_v2, upstream, todo))
     return found
 
 
 def switch(words: Iterable[Word]) -> str:
     """Return the value of ``VLLM_READINESS`` that leaves out what conflicts or is gone."""
-    out = [word.name for word in words if word.state in (CONFLICT, LOST) and word.group != FRAME]
-    return ",".join(f"-{name}" for name in out)
+    return ",".join(f"-{word.name}" for word in words if word.state in (CONFLICT, LOST))
 
 
-# Fixes and upstream
-
-
-@dataclass(frozen=True)
-class Found:
-    """State of one of our fixes in a release.
-
-    Attributes:
-        name: of the fix.
-        state: ``mended``, or one of :data:`PARTLY` to :data:`UNKNOWN`.
-        because: how that is known, as ``since 0.24.0``.
-        todo: what to do about it.
-        decide: whether a person must.
-    """
-
-    name: str
-    state: str
-    because: str
-    todo: str
-    decide: bool
-
-
-def mends(
-    facts: Mapping[str, Any], release: str, patches: Sequence[JudgedPatch]
-) -> dict[str, Found]:
-    """Return by fix what a release has of it, beside what the merge says of its patches.
-
-    Neither follows from the other: a patch may apply although upstream mends the same elsewhere.
-
-    Args:
-        facts: of :func:`series.errata.load`.
-        release: the version under review.
-        patches: of the whole series, judged.
-    """
-    fixes: dict[str, dict[str, Mapping[str, Any]]] = defaultdict(dict)
-    for name, erratum in facts["errata"].items():
-        if erratum["word"]:
-            fixes[erratum["word"]][name] = erratum
-    has = {word: _has(errata, release, facts["read"]) for word, errata in fixes.items()}
-    own = {
-        word: {each.number: each for each in patches if _serves(each, word, errata)}
-        for word, errata in fixes.items()
-    }
-    found = {}
-    for word, judged in own.items():
-        # A patch stays if another fix that is not mended needs it.
-        shared = {
-            number: [each for each in own if number in own[each] and has[each][0] != MENDED]
-            for number in judged
-        }
-        found[word] = Found(word, *has[word], *_todo(has[word][0], list(judged.values()), shared))
-    return found
-
-
-def _serves(judged: JudgedPatch, word: str, errata: Errata) -> bool:
-    """Return whether a patch serves only this fix, or serves it and has a bug of its errata."""
-    words = served(judged.patch) or frozenset()
-    bug = header_fields(judged.patch.header)["Bug"].rpartition("/")[2]
-    bugs = {each for erratum in errata.values() for each in erratum["upstream"]}
-    return words == {word} or (word in words and bug in bugs)
-
-
-def _has(errata: Errata, release: str, read: str) -> tuple[str, str]:
-    """Return what a release has of a fix, and how that is known.
-
-    Args:
-        errata: those that the fix mends.
-        release: the version under review.
-        read: the newest release whose sources were read.
-    """
+def _has(
+    errata: Sequence[tuple[str, Mapping[str, Any]]], release: str, read: str
+) -> tuple[str, str]:
+    """Return what a release has of a fix, and since when."""
     version = Version(release)
-    mended = [erratum.get("mended") for erratum in errata.values()]
-    last = max(map(str, mended), key=Version) if all(mended) else None
-    if last and Version(last) <= version:
+    parts = [(erratum["mended"], name) for name, erratum in errata if "mended" in erratum]
+    # A fix is mended with the last of its errata.
+    last = max(Version(since) for since, _ in parts) if len(parts) == len(errata) > 0 else None
+    if last and last <= version:
         return MENDED, f"since {last}"
-    parts = [part for erratum in errata.values() for part in erratum.get("partly", {}).items()]
-    parts += [(since, name) for since, name in zip(mended, errata, strict=True) if since]
-    parts.sort(key=lambda part: Version(part[0]))
-    there = [f"{part} since {since}" for since, part in parts if Version(since) <= version]
+    parts += [part for _, erratum in errata for part in erratum.get("partly", {}).items()]
+    there = sorted((Version(since), text) for since, text in parts if Version(since) <= version)
+    listed = "; ".join(f"{text} since {since}" for since, text in there)
     if last is None and version > Version(read):
-        return UNKNOWN, "; ".join([f"{read} is the newest release that was read", *there])
-    what = "the rest" if there else "it"
-    later = f"{last} has {what}" if last else f"no release up to {read} has {what}"
-    return (PARTLY, "; ".join([*there, later])) if there else (NOT_MENDED, later)
-
-
-def _todo(
-    has: str, patches: Sequence[JudgedPatch], shared: Mapping[str, Sequence[str]]
-) -> tuple[str, bool]:
-    """Return what to do about a fix, and whether that needs a decision."""
-    if has == UNKNOWN:
-        return "read the release's source", True
-    if has == PARTLY:
-        return "keep it, and read what is left of it", True
-    if has == NOT_MENDED:
-        if obsolete := [each.number for each in patches if each.verdict == OBSOLETE]:
-            return f"read the release: {', '.join(obsolete)} is obsolete, no mend is known", True
-        conflicting = [each.number for each in patches if each.verdict == CONFLICTS]
-        return "keep it" + f", and resolve {', '.join(conflicting)}" * bool(conflicting), False
-    phrases = ["drop it" if patches else "drop it; no patch is its own"]
-    for number, others in shared.items():
-        phrases.append(f"keep {number} for {', '.join(others)}" if others else f"drop {number}")
-    return "; ".join(phrases), True
+        return UNKNOWN, listed
+    return (PARTLY if there else NOT_MENDED), listed

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from overlay import cli
 from review import __main__ as program
 from review import review, wheels
 from review.review import Review
 from review.wheels import Release
+from series import upstream
 from series.upstream import Upstream
 
 from support import series
@@ -21,8 +23,8 @@ def release(
     files: Mapping[str, str] | None = None, version: str = VERSION, text: str = RUNNER
 ) -> Release:
     """A release of these files, or of those of :mod:`support.series` with one of another text."""
-    upstream = series.upstream(files or {**BASE, PATH: text})
-    return Release(version, f"vllm-{version}-py3-none-any.whl", "a" * 64, "a test's", upstream)
+    files_of = series.upstream(files or {**BASE, PATH: text})
+    return Release(version, f"vllm-{version}-py3-none-any.whl", "a" * 64, "a test's", files_of)
 
 
 def reviewed(
@@ -48,5 +50,6 @@ def prepare(
     if not (root / "patches" / "upstream.toml").exists():
         series.state_facts(root)
     patch.setattr(program, "ROOT", root)
-    patch.setattr(program, "_base", lambda *_: base)
+    patch.setattr(cli, "installation", lambda _: None)
+    patch.setattr(upstream, "from_installation", lambda *_: base)
     patch.setattr(wheels, "obtain", lambda wanted, *_: obtain(wanted))

@@ -7,8 +7,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import httpx2
 from packaging.version import Version
-from review.index import PackageIndex
+from review import index
 from tokenizers.pre_tokenizers import ByteLevel
 
 from support import texts, wheels
@@ -43,13 +44,15 @@ def binary() -> Path:
 
 
 def _download() -> bytes:
-    release, index = OVERLAY.pin.release, PackageIndex()
-    for archive in index.archives(["vllm"], Version(release)):
-        if archive.name.endswith("_x86_64.whl") and not archive.link.is_file:
-            remote = _Remote(index._client, archive.link.url_without_fragment)
-            if remote.size:
-                with zipfile.ZipFile(io.BufferedReader(remote, _PIECE)) as wheel:
-                    return wheel.read(_MEMBER)
+    release = OVERLAY.pin.release
+    _, listed = index.archives("vllm", Version(release)) or (None, [])
+    for archive in listed:
+        if archive.name.endswith("_x86_64.whl") and archive.url.startswith("http"):
+            with httpx2.Client(follow_redirects=True, timeout=60) as client:
+                remote = _Remote(client, archive.url)
+                if remote.size:
+                    with zipfile.ZipFile(io.BufferedReader(remote, _PIECE)) as wheel:
+                        return wheel.read(_MEMBER)
     with zipfile.ZipFile(wheels.wheel(f"vllm=={release}")) as wheel:
         return wheel.read(_MEMBER)
 
