@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -51,16 +50,15 @@ def faults(release: Release, merged: Merged) -> list[str]:
         OverlayError: ruff cannot be run.
     """
     whole = {p: text for p, text in merged.texts.items() if text and p not in merged.conflicts}
-    known: Counter[tuple[str, str]] = Counter()
+    known: set[tuple[str, str]] = set()
     for read in (release.upstream.read, merged.overlaid.__getitem__):
         found = _ruff({path: read(path) for path in whole})
-        known |= Counter((path, _unnumbered(message)) for path, _, message in found)
-    new = []
-    for path, line, message in _ruff(whole):
-        known[path, _unnumbered(message)] -= 1
-        if known[path, _unnumbered(message)] < 0:
-            new.append(f"{path}, line {line}: {message}")
-    return new
+        known |= {(path, _unnumbered(message)) for path, _, message in found}
+    return [
+        f"{path}, line {line}: {message}"
+        for path, line, message in _ruff(whole)
+        if (path, _unnumbered(message)) not in known
+    ]
 
 
 def _ruff(texts: Mapping[str, bytes]) -> list[tuple[str, int, str]]:

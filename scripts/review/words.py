@@ -20,8 +20,7 @@ from review.merging import CONFLICTS, OBSOLETE, JudgedPatch
 
 #: States of a word, best first.
 LIVES, MENDED, LOST, CONFLICT = "lives", "mended", "gone", "conflicts"
-#: What a release has of a fix, but for :data:`MENDED`.
-PARTLY, NOT_MENDED, UNKNOWN = "mended in part", "not mended", "not known"
+PARTLY = "mended in part"
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,6 @@ class Word:
         state: one of :data:`LIVES` to :data:`CONFLICT`.
         because: the reasons, for people; none if it lives.
         on_v2: True if it works under Model Runner V2.
-        upstream: :data:`MENDED`, or :data:`PARTLY` to :data:`UNKNOWN`; empty for a feature.
         todo: a sentence on a mend in the release that needs a decision; may be empty.
     """
 
@@ -41,7 +39,6 @@ class Word:
     state: str
     because: tuple[str, ...]
     on_v2: bool
-    upstream: str = ""
     todo: str = ""
 
 
@@ -80,7 +77,7 @@ def judge(
     errata: dict[str, list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
     for key, erratum in facts["errata"].items():
         errata[erratum["word"]].append((key, erratum))
-    has = {fix: _has(errata[fix], release, facts["read"]) for fix in known.FIXES}
+    has = {fix: _has(errata[fix], Version(release)) for fix in known.FIXES}
     mended = {fix for fix, (state, _) in has.items() if state == MENDED}
     found = []
     for name in [*sorted(known.FEATURES), *sorted(known.FIXES)]:
@@ -98,7 +95,7 @@ def judge(
             todo = f"the fix {name} is mended ({since}): drop {dropped or 'its word'}"
         elif upstream == PARTLY:
             todo = f"the fix {name} is mended in part ({since}): read what is left of it"
-        found.append(Word(name, state, tuple(because[name]), on_v2, upstream, todo))
+        found.append(Word(name, state, tuple(because[name]), on_v2, todo))
     return found
 
 
@@ -107,19 +104,13 @@ def switch(words: Iterable[Word]) -> str:
     return ",".join(f"-{word.name}" for word in words if word.state in (CONFLICT, LOST))
 
 
-def _has(
-    errata: Sequence[tuple[str, Mapping[str, Any]]], release: str, read: str
-) -> tuple[str, str]:
-    """Return what a release has of a fix, and since when."""
-    version = Version(release)
+def _has(errata: Sequence[tuple[str, Mapping[str, Any]]], release: Version) -> tuple[str, str]:
+    """Return what a release has of a fix of these errata, and since when; empty if nothing."""
     parts = [(erratum["mended"], name) for name, erratum in errata if "mended" in erratum]
     # A fix is mended with the last of its errata.
-    last = max(Version(since) for since, _ in parts) if len(parts) == len(errata) > 0 else None
-    if last and last <= version:
+    last = max((Version(since) for since, _ in parts), default=release)
+    if len(parts) == len(errata) > 0 and last <= release:
         return MENDED, f"since {last}"
     parts += [part for _, erratum in errata for part in erratum.get("partly", {}).items()]
-    there = sorted((Version(since), text) for since, text in parts if Version(since) <= version)
-    listed = "; ".join(f"{text} since {since}" for since, text in there)
-    if last is None and version > Version(read):
-        return UNKNOWN, listed
-    return (PARTLY if there else NOT_MENDED), listed
+    there = sorted((Version(since), text) for since, text in parts if Version(since) <= release)
+    return PARTLY if there else "", "; ".join(f"{text} since {since}" for since, text in there)

@@ -57,13 +57,6 @@ def test_a_conflict_shows_its_three_sides_and_is_left_out() -> None:
     assert result.texts[PATH].decode() == replaced(release, EDITS[1])
 
 
-def test_a_patch_that_merges_into_another_function_is_said() -> None:
-    edits = (("def finish(", "def other("), ("def drop(", "def finish("))
-    result = merged(replaced(RUNNER, *edits))
-    assert [bool(each.strayed) for each in result.patches] == [False, True, False]
-    assert "Runner.other" in result.patches[1].strayed[0]
-
-
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_lines_that_look_like_gits_marks_are_none(end: str) -> None:
     marks = "<<<<<<< release\n||||||| base\n=======\n>>>>>>> overlay\n"

@@ -109,11 +109,4 @@ def test_the_newest_release_that_was_read_says_which_fixes_can_go(
 ) -> None:
     facts = errata.load(REPO)
     _, result, _ = reviews(facts["read"])
-    for word in result.words:
-        own = [each for each in facts["errata"].values() if each["word"] == word.name]
-        mended = ["mended" in each for each in own]
-        some = any(mended) or any("partly" in each for each in own)
-        if own:
-            state = words.MENDED if all(mended) else words.PARTLY if some else words.NOT_MENDED
-            assert word.upstream == state
     assert any(each.startswith("the fix allowed-tokens is mended") for each in result.decisions)

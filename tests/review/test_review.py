@@ -2,6 +2,7 @@
 
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,36 @@ def test_another_decision_which_runner_serves_is_shown(
     written = (tmp_path / "out" / "0.23.0" / review.MARKDOWN).read_text().replace("\\", "")
     assert said in written
     assert ("+        return False" in written) is ("False" in text)
+
+
+METADATA = """Name: vllm
+Requires-Python: <3.15,>=3.10
+Requires-Dist: numpy
+Requires-Dist: torch==2.11.0+cpu; platform_machine == "x86_64"
+Requires-Dist: torch==2.11.0; platform_system == "Darwin"
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "version", "said"),
+    [
+        ("<3.15,>=3.10", ">=3.10, <3.15", "0.23.0", ""),
+        ("numpy", "numpy<9", "0.23.0", ""),
+        ("2.11.0+cpu", "2.11.0", "0.23.0", ""),
+        ("<3.15,>=3.10", ">=3.11", "0.23.0", "asks for Python >=3.11; it was <3.15,>=3.10"),
+        ("==2.11.0", "==2.12.0", "0.23.0", "asks for torch 2.12.0; it was 2.11.0"),
+        ("", "", "0.34.0", "mends are known up to 0.33.0"),
+    ],
+)
+def test_another_python_or_torch_and_a_release_that_nobody_has_read_need_a_decision(
+    old: str, new: str, version: str, said: str, tmp_path: Path
+) -> None:
+    base = replace(series.upstream(BASE), metadata=METADATA)
+    upstream = replace(base, metadata=METADATA.replace(old, new))
+    of = replace(release(version=version), upstream=upstream)
+    result = reviews.reviewed(tmp_path, of, base)
+    assert result.verdict == (review.CHANGED if said else review.UNCHANGED)
+    assert [said in each for each in result.decisions] == [True] * bool(said)
 
 
 def test_conflicts_come_first_then_decisions_then_the_rest(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from support.releases import pinned
 from support.sites import OVERLAY
 
 registry = overlay.words.registry(OVERLAY)
-EARLIER, SINCE, READ, AFTER = "0.23.0", "0.24.0", "0.33.0", "0.99.0"
-FIX, OTHER = "cpu-seeds", "mamba-blocks"
+EARLIER, SINCE, AFTER = "0.23.0", "0.24.0", "0.99.0"
+FIX = "cpu-seeds"
 
 
 @cache
@@ -42,7 +42,7 @@ def states(
     errata: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Word]:
     listed = {f"e{n}": {"word": FIX, **facts} for n, facts in enumerate(errata)}
-    facts = {"read": READ, "errata": listed}
+    facts = {"errata": listed}
     found = words.judge(OVERLAY, judged or patches(), facts, release, without_v1)
     return {word.name: word for word in found}
 
@@ -57,7 +57,6 @@ def test_on_its_own_release_every_word_lives() -> None:
     assert unlike(found) == set()
     assert words.switch(found.values()) == ""
     assert {name for name, word in found.items() if word.on_v2} == registry.ON_V2
-    assert all(bool(word.upstream) == (name in registry.FIXES) for name, word in found.items())
 
 
 def test_a_conflict_takes_its_words_alone() -> None:
@@ -89,26 +88,23 @@ def test_without_model_runner_v1_its_words_are_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("errata", "release", "upstream", "todo"),
+    ("errata", "release", "todo"),
     [
-        ([{"mended": SINCE}], EARLIER, "not mended", ""),
-        ([{"mended": SINCE}], SINCE, "mended", "since 0.24.0"),
-        ([{"mended": SINCE}], AFTER, "mended", "since 0.24.0"),
-        ([{"mended": SINCE}], "0.24.0rc1", "not mended", ""),
-        ([{"mended": SINCE}], "0.24.0+cpu", "mended", "since 0.24.0"),
-        ([{}], READ, "not mended", ""),
-        ([{}], AFTER, "not known", ""),
-        ([{"mended": "0.30.0", "partly": {SINCE: "x"}}], SINCE, "mended in part", "x since 0.24.0"),
-        ([{"mended": SINCE}, {"mended": "0.25.0"}], SINCE, "mended in part", "e0 since 0.24.0"),
-        ([{"mended": SINCE}, {"mended": "0.25.0"}], "0.25.0", "mended", "since 0.25.0"),
-        ([{"mended": SINCE}, {}], AFTER, "not known", ""),
+        ([{"mended": SINCE}], EARLIER, ""),
+        ([{"mended": SINCE}], SINCE, "is mended (since 0.24.0): drop"),
+        ([{"mended": SINCE}], AFTER, "is mended (since 0.24.0): drop"),
+        ([{"mended": SINCE}], "0.24.0rc1", ""),
+        ([{"mended": SINCE}], "0.24.0+cpu", "is mended (since 0.24.0): drop"),
+        ([{}], AFTER, ""),
+        ([{"mended": "0.30.0", "partly": {SINCE: "x"}}], SINCE, "in part (x since 0.24.0)"),
+        ([{"mended": SINCE}, {"mended": "0.25.0"}], SINCE, "in part (e0 since 0.24.0)"),
+        ([{"mended": SINCE}, {"mended": "0.25.0"}], "0.25.0", "is mended (since 0.25.0)"),
+        ([{"mended": SINCE}, {}], AFTER, "in part (e0 since 0.24.0)"),
     ],
 )
-def test_what_a_release_has_of_a_fix(
-    errata: list[dict[str, Any]], release: str, upstream: str, todo: str
-) -> None:
+def test_what_a_release_has_of_a_fix(errata: list[dict[str, Any]], release: str, todo: str) -> None:
     found = states(release=release, errata=errata)[FIX]
-    assert found.upstream == upstream
+    assert (found.state == words.MENDED) is ("drop" in found.todo)
     assert todo in found.todo
     assert bool(todo) == bool(found.todo)
 
