@@ -71,22 +71,22 @@ def _decisions(review: Review) -> Iterator[str]:
 
 
 def _runners(review: Review) -> Iterator[str]:
-    before, after = review.runners
-    if not (before.parts or after.parts):
+    (_, before), (place, after) = review.runners
+    if not (before or after):
         return
     base, version = review.overlay.pin.release, review.release.version
     yield "## Which model runner serves"
-    if not after.parts:
+    if not after:
         yield escape(f"{version} has no {runners.PROPERTY}. Find what decides there.")
         return
-    how = "is" if before.same_as(after) else "is not"
     yield (
-        f"{code(runners.PROPERTY)} decides, at {code(after.place)}. Its source {how} the same as "
-        f"in {escape(base)}. {code(f'{runners.VARIABLE}=0')} selects V1."
+        f"{code(runners.PROPERTY)} decides, at {code(place)}, and "
+        f"{code(f'{runners.VARIABLE}=0')} selects V1."
     )
-    if diff := unified(before.text, after.text):
+    old, new = "\n\n".join(before), "\n\n".join(after)
+    if diff := unified(old, new):
         yield _folded(f"The source, {base} to {version}", _fenced(diff, "diff"))
-    yield _folded(f"The whole source in {version}", _fenced(after.text.split("\n"), "python"))
+    yield _folded(f"The whole source in {version}", _fenced(new.split("\n"), "python"))
 
 
 def _words(review: Review) -> Iterator[str]:

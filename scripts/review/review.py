@@ -17,9 +17,8 @@ from series.upstream import Upstream
 
 from review import candidate, merging, report, runners, watch, words
 from review.merging import JudgedPatch, Merged
-from review.model import Model
+from review.model import Model, shape
 from review.requirements import asked
-from review.runners import Decision
 from review.trying import FAILED, Step, summary
 from review.watch import Change
 from review.wheels import Release
@@ -38,7 +37,7 @@ class Review:
     """The comparisons of a release with the pinned one.
 
     Attributes:
-        runners: the decisions which model runner serves, of both releases.
+        runners: :func:`review.runners.decision` of both releases.
         facts: sentences on what a person must decide that are in none of the others.
         candidate: the files of the overlay for it; none if it conflicts or is faulty.
         tried: the steps of the trial; none if it was not asked for.
@@ -48,7 +47,7 @@ class Review:
     release: Release
     merged: Merged
     changes: list[Change]
-    runners: tuple[Decision, Decision]
+    runners: tuple[tuple[str, list[str]], ...]
     words: list[Word]
     facts: list[str]
     candidate: Mapping[str, bytes]
@@ -121,16 +120,15 @@ def of_release(
     before, after = Model(base), Model(release.upstream)
     ours = (f"{PACKAGE}/", f"{PACKAGE}.py")
     without_v1 = runners.RUNNER in base.paths and runners.RUNNER not in release.upstream.paths
-    decisions = runners.decision(before), runners.decision(after)
+    decisions = tuple(runners.decision(side) for side in (before, after))
+    had, has = (list(map(shape, parts)) for _, parts in decisions)
     if without_v1:
         facts.append(f"vLLM {release.version} has no Model Runner V1")
-    if not decisions[0].same_as(decisions[1]):
-        pinned = overlay.pin.release
-        facts.append(f"the decision which model runner serves is not {pinned}'s")
-    had, has = (asked(each.metadata) for each in (base, release.upstream))
-    facts += [
-        f"the release asks for {n} {has[n]}; it was {had[n]}" for n in had if had[n] != has[n]
-    ]
+    if had != has:
+        facts.append(f"the decision which model runner serves is not {overlay.pin.release}'s")
+    was, now = (asked(each.metadata) for each in (base, release.upstream))
+    others = [name for name in was if was[name] != now[name]]
+    facts += [f"the release asks for {n} {now[n]}; it was {was[n]}" for n in others]
     merged = merging.merge(overlay.series, base, release.upstream)
     faults = candidate.faults(release, merged)
     if any(path.startswith(ours) for path in release.upstream.paths):

@@ -9,39 +9,19 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
-from review.model import Model, shape
+from review.model import Model
 
 PROPERTY, VARIABLE = "use_v2_model_runner", "VLLM_USE_V2_MODEL_RUNNER"
 #: The file of Model Runner V1, without which most words have nothing to serve.
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 
 
-@dataclass(frozen=True)
-class Decision:
-    """The decision of a release.
+def decision(model: Model) -> tuple[str, list[str]]:
+    """Return file and line of the property, its source, and that of each thing that it uses.
 
-    Attributes:
-        place: file and line of the property; empty if no file of ``vllm/config`` has it.
-        parts: its source, and that of all that it uses.
+    All are empty if no file of ``vllm/config`` has the property.
     """
-
-    place: str = ""
-    parts: tuple[str, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """The whole source."""
-        return "\n\n".join(self.parts)
-
-    def same_as(self, other: Decision) -> bool:
-        """Return True if both have the same source but for comments, docstrings and layout."""
-        return [shape(part) for part in self.parts] == [shape(part) for part in other.parts]
-
-
-def decision(model: Model) -> Decision:
-    """Return the decision of a release."""
     for path in sorted(p for p in model.paths.values() if p.startswith("vllm/config")):
         text = model.text(path)
         if f"def {PROPERTY}(" not in text:
@@ -52,8 +32,8 @@ def decision(model: Model) -> Decision:
             words = dict.fromkeys(re.findall(r"\w+", defined[name][1]))
             used += [word for word in words if word in defined and word not in used]
         parts = sorted(defined[name] for name in used)
-        return Decision(f"{path}:{defined[PROPERTY][0]}", tuple(source for _, source in parts))
-    return Decision()
+        return f"{path}:{defined[PROPERTY][0]}", [source for _, source in parts]
+    return "", []
 
 
 def _defined(text: str, body: Iterable[ast.stmt]) -> Iterator[tuple[str, tuple[int, str]]]:

@@ -40,27 +40,15 @@ class Index:
         """Return the status and the content of a page or a file."""
         top, _, rest = path.strip("/").partition("/")
         if top == "files":
-            data = self.files.get(rest.removesuffix(".metadata"))
-            if rest.endswith(".metadata") and data:
-                fields = f"Name: {project(rest)}\nVersion: {version(rest)}\n"
-                return 200, f"Metadata-Version: 2.1\n{fields}".encode()
+            data = self.files.get(rest)
             return (404, b"") if data is None or self.lost else (200, data)
         links = [
-            f'<a href="/files/{name}{self.fragments.get(name, f"#sha256={sha256(data)}")}"'
-            f' data-core-metadata="true">{name}</a>'
+            f'<a href="/files/{name}{self.fragments.get(name, f"#sha256={sha256(data)}")}">.</a>'
             for name, data in self.files.items()
-            if project(name) == rest
+            if name.partition("-")[0].replace("_", "-") == rest
         ]
         page = "".join(["<!DOCTYPE html><body>", *links]).encode()
         return (503 if self.broken else 200 if links else 404), page
-
-
-def project(name: str) -> str:
-    return name.partition("-")[0].replace("_", "-")
-
-
-def version(name: str) -> str:
-    return name.split("-")[1].removesuffix(".tar.gz")
 
 
 @pytest.fixture
