@@ -130,9 +130,8 @@ def fetch_sdist(project: str, version: str, sha256: str, folder: Path) -> Path:
         OverlayError: the index lists none, cannot be asked, or has another one.
     """
     _, listed = archives(project, Version(version)) or (None, [])
-    for archive in listed:
-        if archive.name.endswith(".tar.gz"):
-            return download(archive, sha256, folder)
+    if found := [archive for archive in listed if archive.name.endswith(".tar.gz")]:
+        return download(found[0], sha256, folder)
     raise OverlayError(
         Exit.ABSENT,
         f"the package index lists no source archive of {project} {version}",

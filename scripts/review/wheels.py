@@ -83,19 +83,17 @@ def obtain(wanted: str, sha256: str | None, folder: Path, pin: Pin) -> Release:
             reason = f"it has not {proof or 'a checksum that the package index lists'}"
             raise unproven(wheel, found, digest or None, reason)
     else:
-        version = latest() if wanted == LATEST else _named(wanted)
-        listed = _listed(version)
-        archive = min(
-            (each for each in listed if each.name.endswith(".whl")),
-            key=lambda each: "x86_64" not in each.name,  # only read, so any machine's will do
-            default=None,
-        )
-        if archive is None:
+        newest = latest() if wanted == LATEST else _named(wanted)
+        listed = _listed(newest) if newest else []
+        fitting = [each for each in listed if each.name.endswith(".whl")]
+        if not newest or not fitting:
             raise OverlayError(
                 Exit.ABSENT,
-                f"there is no wheel of vLLM {version}: the package index lists none",
+                f"there is no wheel of vLLM {newest or wanted}: the package index lists none",
                 next_step="name a version that was released, or a wheel file",
             )
+        # It is only read, so any machine's will do.
+        version, archive = newest, min(fitting, key=lambda each: "x86_64" not in each.name)
         digest, proof = given or known.get(archive.name) or (archive.sha256, STATED)
         wheel = index.download(archive, digest, folder)
     stated, metadata, modules = _read(wheel, version)
@@ -105,22 +103,15 @@ def obtain(wanted: str, sha256: str | None, folder: Path, pin: Pin) -> Release:
     return Release(stated, wheel.name, digest, proof, upstream, archives)
 
 
-def latest() -> Version:
-    """Return the newest final release that the package index lists.
+def latest() -> Version | None:
+    """Return the newest final release that the package index lists, if any.
 
     Raises:
-        OverlayError: the index cannot be asked, or lists none.
+        OverlayError: the index cannot be asked.
     """
     # If one distribution cannot be asked for, the other may not have the newest.
     found = [listed for project in PROJECTS if (listed := index.archives(project))]
-    if found:
-        return max(version for version, _ in found)
-    raise OverlayError(
-        Exit.ABSENT,
-        f"the package index lists no release of {' or '.join(PROJECTS)}",
-        next_step="see uv's configuration for the index, and name one that has it; or name a wheel "
-        "file and give SHA256=its checksum",
-    )
+    return max((version for version, _ in found), default=None)
 
 
 def _listed(version: Version) -> list[Archive]:

