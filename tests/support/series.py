@@ -3,7 +3,7 @@
 The changes are of kinds that no real release has made yet. Other tests use real releases.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,15 +91,12 @@ def patch_files(
     edits: tuple[tuple[str, str], ...] = EDITS,
     text: str = RUNNER,
     path: str = PATH,
-    serves: Sequence[str] = (),
 ) -> dict[str, bytes]:
-    """The files of a patch for each edit, by name; ``serves`` has the words of each."""
+    """The files of a patch for each edit, by name."""
     files = {}
     for number, edit in enumerate(edits, 1):
         changed = replaced(text, edit)
         header = mini.HEADER.replace("Description: text", f"Description: Edit {number}")
-        if serves:
-            header = header.replace("Serves: text", f"Serves: {serves[number - 1]}")
         diff = mini.unified(path, text.encode(), changed.encode())
         data = b"".join(bare(diff, {path: changed.encode()}.__getitem__))
         files[f"{number:04}-edit-{number}.patch"] = header.encode() + b"\n" + data
@@ -180,10 +177,9 @@ def checkout(
     edits: tuple[tuple[str, str], ...] = EDITS,
     base: Mapping[str, str] = BASE,
     path: str = PATH,
-    serves: Sequence[str] = (),
 ) -> Overlay:
     """Write an overlay with that series for a file of ``base`` into ``root`` and read it."""
-    patches = patch_files(edits, base[path], path, serves)
+    patches = patch_files(edits, base[path], path)
     files = {
         "patches/series": "".join(f"{name}\n" for name in patches).encode(),
         **{f"patches/{name}": data for name, data in patches.items()},
@@ -202,7 +198,7 @@ def checkout(
     return Overlay.load(root)
 
 
-def state_facts(root: Path, errata: str = "") -> None:
-    """Write the facts about upstream of the checkout in ``root``: tables of errata."""
-    head = 'release = "0.22.0"\nread = "0.33.0"\n\n[errata]\n\n'
-    (root / "patches" / "upstream.toml").write_text(head + errata)
+def state_facts(root: Path) -> None:
+    """Write the facts about upstream of the checkout in ``root``, which knows no errata."""
+    facts = 'release = "0.22.0"\nread = "0.33.0"\n\n[errata]\n\n'
+    (root / "patches" / "upstream.toml").write_text(facts)
