@@ -133,27 +133,24 @@ def messages(monkeypatch: Patch) -> list[str]:
     return lines
 
 
-def words_of(owner: str, name: str) -> set[str]:
-    return {word for word, skipped in SKIPPED.items() if name in getattr(skipped, owner)}
+#: Owner, function, and whether it is replaced in the owner's class or in each instance.
+PLACES = [(*function, False) for function in FUNCTIONS] + [
+    (owner, name, True)
+    for owner, name in FUNCTIONS
+    if owner in OBJECTS and owner not in ("blocks", "request")
+]
 
 
-def check(
-    owner: str, name: str, fallbacks: dict[tuple[str, str], int], messages: list[str]
-) -> None:
-    """Check that the features that do not call a function have counted and logged it once."""
-    words = words_of(owner, name)
-    assert fallbacks == {(word, gauges.REPLACED): 1 for word in words}
-    assert len(messages) == len(words)
-    assert all(f"{name} (by " in line and __file__ in line for line in messages)
-
-
-@pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("wraps", [True, False])
-@pytest.mark.parametrize(("owner", "name"), FUNCTIONS)
-def test_a_function_that_was_replaced_before_is_called(
+@pytest.mark.parametrize(
+    ("when", "asynchronous"),
+    [("before", True), ("before", False), ("between steps", True), ("in a step", True)],
+)
+@pytest.mark.parametrize(("owner", "name", "of_instance"), PLACES)
+def test_a_replaced_function_is_called_until_it_is_restored(
     owner: str,
     name: str,
-    wraps: bool,
+    of_instance: bool,
+    when: str,
     asynchronous: bool,
     fallbacks: dict[tuple[str, str], int],
     messages: list[str],
@@ -161,37 +158,35 @@ def test_a_function_that_was_replaced_before_is_called(
 ) -> None:
     if name == "cache_blocks" and not asynchronous and owner == "manager":
         pytest.skip("only asynchronous scheduling calls it")
-    setup, calls = setup_of(name, asynchronous=asynchronous), Calls()
-    replace_in_class(
-        Lockstep(setup), owner, name, monkeypatch, lambda old: calls.around(old, wraps)
-    )
-    started(setup).finish()
-    assert calls.alike
-    check(owner, name, fallbacks, messages)
-
-
-@pytest.mark.parametrize("between", [True, False])
-@pytest.mark.parametrize(("owner", "name"), FUNCTIONS)
-def test_a_function_that_is_replaced_later_is_called(
-    owner: str,
-    name: str,
-    between: bool,
-    fallbacks: dict[tuple[str, str], int],
-    messages: list[str],
-    monkeypatch: Patch,
-) -> None:
-    """Between two steps, or between the schedule and the output of a step."""
-    calls = Calls()
-    lockstep = started(setup_of(name))
+    early, calls = when == "before", Calls()
+    lockstep = started(setup_of(name, asynchronous=asynchronous), 0 if early else 6)
     assert fallbacks == {}
+    with monkeypatch.context() as patch:
 
-    def replace() -> None:
-        replace_in_class(lockstep, owner, name, monkeypatch, calls.around)
+        def replace() -> None:
+            for side in lockstep.sides if of_instance else ():
+                target = OBJECTS[owner](side)
+                replacement = calls.around(getattr(target, name), early)
+                patch.setitem(vars(target), name, replacement)
+            if not of_instance:
+                replace_in_class(lockstep, owner, name, patch, lambda old: calls.around(old, early))
 
-    act(lockstep, replace, between)
+        act(lockstep, replace, when == "in a step")
+        for _ in range(3 if early else 0):
+            lockstep.add(5, 30)
+        for _ in range(9):
+            lockstep.step()
+        assert calls.alike
+    words = {word for word, skipped in SKIPPED.items() if name in getattr(skipped, owner)}
+    assert fallbacks == {(word, gauges.REPLACED): 1 for word in words}
+    assert len(messages) == len(words)
+    assert all(f"{name} (by " in line and __file__ in line for line in messages)
+    before, served = calls.counts.copy(), Calls()
+    monkeypatch.setattr(bounds.Cache, "bounds", served.around(bounds.Cache.bounds))
     lockstep.finish()
-    assert calls.alike
-    check(owner, name, fallbacks, messages)
+    assert calls.counts == before
+    assert served.counts
+    assert sum(fallbacks.values()) == len(words)
 
 
 def act(lockstep: Lockstep, change: Callable[[], None], between: bool) -> None:
@@ -212,30 +207,6 @@ def act(lockstep: Lockstep, change: Callable[[], None], between: bool) -> None:
     lockstep._run = run  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("later", [True, False])
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [(owner, name) for owner, name in FUNCTIONS if owner in set(OBJECTS) - {"blocks", "request"}],
-)
-def test_a_method_of_an_instance_that_is_replaced_is_called(
-    owner: str,
-    name: str,
-    later: bool,
-    fallbacks: dict[tuple[str, str], int],
-    messages: list[str],
-) -> None:
-    calls = Calls()
-    lockstep = started(setup_of(name), 6 if later else 0)
-    for side in lockstep.sides:
-        target = OBJECTS[owner](side)
-        setattr(target, name, calls.around(getattr(target, name)))
-    for _ in range(0 if later else 3):
-        lockstep.add(5, 30)
-    lockstep.finish()
-    assert calls.alike
-    check(owner, name, fallbacks, messages)
-
-
 @pytest.mark.parametrize("between", [True, False])
 @pytest.mark.parametrize("name", bounds.REQUEST)
 def test_a_method_of_a_request_that_is_replaced_is_called(
@@ -254,31 +225,6 @@ def test_a_method_of_a_request_that_is_replaced_is_called(
     act(lockstep, replace, between)
     lockstep.finish()
     assert calls.alike
-
-
-@pytest.mark.parametrize(("owner", "name"), FUNCTIONS)
-def test_a_function_that_is_restored_is_left_out_again(
-    owner: str, name: str, monkeypatch: Patch, fallbacks: dict[tuple[str, str], int]
-) -> None:
-    calls = Calls()
-    lockstep = started(setup_of(name))
-    with monkeypatch.context() as patch:
-        replace_in_class(lockstep, owner, name, patch, calls.around)
-        for _ in range(5):
-            lockstep.step()
-    before = calls.counts.copy()
-    served: list[int] = []
-    take = bounds.Cache.bounds
-
-    def taking(*args: Any) -> Any:
-        served.append(1)
-        return take(*args)
-
-    monkeypatch.setattr(bounds.Cache, "bounds", taking)
-    lockstep.finish()
-    assert calls.counts == before
-    assert served
-    assert sum(fallbacks.values()) == len(words_of(owner, name))
 
 
 def test_a_stop_rule_of_a_plugin_ends_a_reply(monkeypatch: Patch) -> None:
