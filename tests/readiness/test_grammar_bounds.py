@@ -79,7 +79,6 @@ def old_tag(schema: dict[str, Any]) -> str:
 
 
 HUNDREDS = "((([a-z0-9]{1,100}){1,100}){1,100}){1,100}"
-RULES = "root ::= a{1,100}\na ::= b{1,100}\nb ::= [a-z]{1,100}"
 
 #: Grammars beyond a default, with its variable and their value.
 KILLERS: dict[str, tuple[dict[str, Any], str, int]] = {
@@ -90,13 +89,7 @@ KILLERS: dict[str, tuple[dict[str, Any], str, int]] = {
         switch.GRAMMAR_DEPTH,
         40000,
     ),
-    "nested in a tag": (
-        {"structural_tag": old_tag(json.loads(nested(100)))},
-        switch.GRAMMAR_DEPTH,
-        129,
-    ),
     "nested groups": ({"regex": "(" * 200 + "a" + ")" * 200}, switch.GRAMMAR_DEPTH, 129),
-    "nested groups of EBNF": ({"grammar": "root ::= " + "(" * 200}, switch.GRAMMAR_DEPTH, 129),
     "nullable rules": (
         {"grammar": chain('r{this} ::= "t1"? r{next}', 6000)},
         switch.GRAMMAR_RULES,
@@ -107,11 +100,6 @@ KILLERS: dict[str, tuple[dict[str, Any], str, int]] = {
         switch.GRAMMAR_RULES,
         600,
     ),
-    "rules in a tag": (
-        {"structural_tag": tag({"type": "grammar", "grammar": chain("r{this} ::= r{next}", 800)})},
-        switch.GRAMMAR_RULES,
-        802,
-    ),
     "choices": ({"choice": ["t"] * 10001}, switch.GRAMMAR_CHOICES, 10001),
     "large choices": ({"choice": ["é" * 100_000] * 2}, switch.GRAMMAR_BYTES, 400_000),
     "a large schema": (
@@ -120,26 +108,11 @@ KILLERS: dict[str, tuple[dict[str, Any], str, int]] = {
         300_013,
     ),
     "a large dict": ({"json": {"title": "é" * 150_000}}, switch.GRAMMAR_BYTES, 300_013),
-    "a large regex": ({"regex": "t" * 262_145}, switch.GRAMMAR_BYTES, 262_145),
-    "a large tag": ({"structural_tag": " " * 262_145}, switch.GRAMMAR_BYTES, 262_145),
-    "left recursion": (
-        {"grammar": chain('r{this} ::= r{next} "t1"', 20000)},
-        switch.GRAMMAR_BYTES,
-        len(chain('r{this} ::= r{next} "t1"', 20000)),
-    ),
-    "a regex": ({"regex": HUNDREDS}, switch.GRAMMAR_REPEATS, 10**8),
-    "rules": ({"grammar": RULES}, switch.GRAMMAR_REPEATS, 10**6),
-    "a group of EBNF": (
-        {"grammar": 'root ::= (("a"{100}){ 10 , 100 }){1,2}'},
-        switch.GRAMMAR_REPEATS,
-        20000,
-    ),
     "Lark": (
         {"grammar": 'start: (a ~ 3..100)~100\na: "x" /[ab]{70}/'},
         switch.GRAMMAR_REPEATS,
         700_000,
     ),
-    "a regex in Lark": ({"grammar": "start: /(a{99}){99}/"}, switch.GRAMMAR_REPEATS, 9801),
     "a schema in Lark": (
         {"grammar": 'start: %json {"items": {"maxItems": 10000000}}'},
         switch.SCHEMA_ITEMS,
@@ -150,33 +123,17 @@ KILLERS: dict[str, tuple[dict[str, Any], str, int]] = {
         switch.GRAMMAR_REPEATS,
         10**8,
     ),
-    "a pattern": ({"json": {"items": {"pattern": HUNDREDS}}}, switch.GRAMMAR_REPEATS, 10**8),
     "a pattern for names": (
         {"json": {"patternProperties": {HUNDREDS: {}}}},
         switch.GRAMMAR_REPEATS,
         10**8,
     ),
-    "items": ({"json": items(10**7)}, switch.SCHEMA_ITEMS, 10**7),
     "items of a float": ({"json": '{"minItems": 1e9}'}, switch.SCHEMA_ITEMS, 10**9),
     "items by escapes": ({"json": '{"\\u006daxItems": 10000000}'}, switch.SCHEMA_ITEMS, 10**7),
     "a reference to data": (
         {"json": {"default": {"a/b": items(10**7)}, "items": {"$ref": "#/default/a~1b"}}},
         switch.SCHEMA_ITEMS,
         10**7,
-    ),
-    "a regex in a tag": (
-        {"structural_tag": tag({"type": "regex", "pattern": HUNDREDS})},
-        switch.GRAMMAR_REPEATS,
-        10**8,
-    ),
-    "a repeated tag": (
-        {
-            "structural_tag": tag(
-                repeated(100, repeated(100, {"type": "regex", "pattern": "[a-z]{1,100}"}))
-            )
-        },
-        switch.GRAMMAR_REPEATS,
-        10**6,
     ),
     "a repeated grammar": (
         {"structural_tag": tag(repeated(100, {"type": "grammar", "grammar": 'r ::= "a"{99}'}))},
@@ -192,11 +149,6 @@ KILLERS: dict[str, tuple[dict[str, Any], str, int]] = {
     ),
     "a class that a backend ends early": (
         {"regex": "[^]" + HUNDREDS},
-        switch.GRAMMAR_REPEATS,
-        10**8,
-    ),
-    "a class that a backend ends late": (
-        {"regex": HUNDREDS.replace("[a-z0-9]", "[])(]")},
         switch.GRAMMAR_REPEATS,
         10**8,
     ),
@@ -247,13 +199,7 @@ def catalogue(size: int) -> dict[str, Any]:
 
 ORDINARY: dict[str, dict[str, Any]] = {
     "tools": {"json": catalogue(128 << 10)},
-    "tools as text": {"json": json.dumps(catalogue(128 << 10), indent=1)},
-    "a long text": {"json": arrays(10000)},
-    "a length that means none": {"json": arrays(2**31 - 1)},
-    "a table of long texts": {"json": arrays(65535, 65535)},
     "arrays in arrays": {"json": arrays(1000, 1000, 1000, 1000)},
-    "properties": {"json": {"maxProperties": 2**31 - 1, "additionalProperties": arrays(9)}},
-    "a pattern in arrays": {"json": {"maxItems": 5000, "items": {"pattern": "[a-z]{1,5000}"}}},
     "a repeated schema in a tag": {
         "structural_tag": tag(
             repeated(
@@ -261,13 +207,6 @@ ORDINARY: dict[str, dict[str, Any]] = {
                 {"type": "json_schema", "json_schema": arrays(5000) | {"pattern": "[a-z]{1,9}"}},
             )
         )
-    },
-    "many counts": {"regex": "[a-z]{1,1000}"},
-    "counts beside one another": {"regex": "-".join(["[a-z]{1,1000}"] * 50)},
-    "an escape": {"regex": r"(a\{9999}){2}[{9999}]"},
-    "a code point": {"regex": r"\x{99999}\u{100000}"},
-    "EBNF literals": {
-        "grammar": r'root ::= "{9999}" [{9999}\]{9999}] # {9999}' + '\n "\\"{9999}"{2}'
     },
     "Lark literals": {"grammar": "start: \"{9999}\" '{9999}' // {9999}\n  | /a\\/{3}/ # {9999}"},
     "a rule of itself": {"grammar": 'root ::= "a" root{1,100} | root{1,100}'},
@@ -277,7 +216,6 @@ ORDINARY: dict[str, dict[str, Any]] = {
     },
     "data": {"json": {"enum": [{"maxLength": 10**9}], "default": {"pattern": HUNDREDS}}},
     "a description": {"json": {"description": HUNDREDS, "title": "{" * 999}},
-    "choices": {"choice": [f"a choice {n}" for n in range(5000)]},
     "any object": {"json_object": True},
 }
 
@@ -289,9 +227,6 @@ def test_ordinary_grammars_pass(grammar: dict[str, Any]) -> None:
 
 
 ODD: dict[str, dict[str, Any]] = {
-    "no JSON": {"json": "{"},
-    "no JSON, deep": {"json": "[" * 9 + "}" * 200},
-    "nothing": {"json": ""},
     "not a schema": {"json": "[1, 2]"},
     "a number": {"json": {"maxLength": float("nan"), "minItems": "9" * 30, "maxItems": True}},
     "infinite": {"json": '{"minimum": Infinity, "maxLength": -5}'},
@@ -301,10 +236,6 @@ ODD: dict[str, dict[str, Any]] = {
     "keys": {"json": {1: {None: "t"}, "properties": {2: {}}}},
     "an object": {"json": {"title": object()}},
     "a surrogate": {"regex": "\ud800{2}"},
-    "open": {"regex": "(((a{2"},
-    "closed": {"regex": "a)))){2}|{3}"},
-    "a backslash": {"regex": "\\"},
-    "a grammar of nothing": {"grammar": "(("},
     "Lark of no JSON": {"grammar": "start: %json {a"},
     "a tag of no JSON": {"structural_tag": "{"},
 }
