@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 from hypothesis import given
 from pydantic import BaseModel
@@ -117,12 +116,6 @@ def test_encodes_each_chunk(
     assert not fallbacks
 
 
-def test_encodes_the_deltas_of_parsers(encoded: Counter[str]) -> None:
-    case = plain("a", "</think>", "b")._replace(parsers=("deepseek_r1", ""))
-    assert run(overlaid, "chat", case) == run(pristine, "chat", case)
-    assert encoded["Chunk"] >= 2
-
-
 class Scripted:
     """A parser whose deltas are those of a script."""
 
@@ -173,48 +166,6 @@ def test_off_is_upstreams(
     case = plain("a", "é")
     assert run(overlaid, kind, case) == run(pristine, kind, case)
     assert not encoded
-
-
-@pytest.mark.parametrize("value", ["on", "features", "streamed-chunks", "-fixes", "-logprobs"])
-def test_on(value: str, encoded: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(NAME, value)
-    assert run(overlaid, "chat", plain("a")) == run(pristine, "chat", plain("a"))
-    assert encoded["Chunk"] == 1
-
-
-def unusual() -> dict[str, Case]:
-    """Cases whose values pydantic converts or refuses."""
-    strange = [{0: Logprob(-1, 1, "a")}, {1: Logprob(np.float64(-1.5), 1, "a")}]
-    whole: Any = plain("a", "b")
-    for output in whole.outputs:
-        output.outputs[0].token_ids = tuple(output.outputs[0].token_ids)
-    refused: Any = plain("a", "b", return_token_ids=True)
-    refused.outputs[1].outputs[0].token_ids = [1.5]
-    stopped: Any = plain("a", "b")
-    stopped.outputs[1].outputs[0].stop_reason = np.float64(7.0)
-    flagged: Any = plain("a", "b")
-    flagged.outputs[1].outputs[0].stop_reason = True
-    true: Any = plain("a", "b", return_token_ids=True)
-    true.outputs[1].outputs[0].token_ids = [True]
-    return {
-        "logprobs": plain("a", "b", logprobs=strange),
-        "tuples": whole._replace(request={"return_token_ids": True}),
-        "refused token": refused,
-        "boolean token": true,
-        "stop reason of another type": stopped,
-        "boolean stop reason": flagged,
-        "surrogate": plain("a", "\ud800", "b"),
-        "too few logprobs": plain("a", "b", logprobs=strange[:1]),
-    }
-
-
-@pytest.mark.parametrize("name", unusual())
-@pytest.mark.parametrize("kind", KINDS)
-def test_unusual_values_are_upstreams(kind: str, name: str) -> None:
-    case = unusual()[name]
-    if "logprobs" in name:
-        case = case._replace(request=shown(kind, 1))
-    assert run(overlaid, kind, case) == run(pristine, kind, case)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -129,14 +129,6 @@ def test_tokens_behind_the_end_are_free(side: str, backend: str, drafts: int) ->
         assert (reason == "length") == guidance_alone
 
 
-@pytest.mark.parametrize("proposal", [[EOS], [*tokens("7"), EOS], [*tokens("7"), -1, -1]])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_drafts_that_are_rejected_leave_no_trace(backend: str, proposal: list[int]) -> None:
-    scheduler = make_scheduler("ours", drafts=DRAFTS)
-    reply = replied(scheduler, SEVENS, tokens("77777x"), [proposal], backend=backend)
-    assert reply == ([*tokens("77777"), EOS], "stop")
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("reasoner", [Delta, Whole])
 @pytest.mark.parametrize(

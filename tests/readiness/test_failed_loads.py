@@ -69,33 +69,6 @@ def test_no_bad_block_is_shared_or_found_in_the_prefix_cache(side: str, aborted:
     assert (loads.delivered[other] == loads.right(other)) == (side == "ours")
 
 
-def test_what_an_aborted_request_computed_from_a_failed_block_is_not_found() -> None:
-    """Its blocks follow the failed ones, which another request computes again."""
-    loads = make(in_flight=3, failing=100, budget=60)
-    loads.load(prompt(22), 3, 4)
-    loads.step()
-    sharer = loads.load(prompt(38), 3, 0)
-    loads.step()
-    assert loads.scheduled[-1][sharer] == 38 - 5 * BLOCK
-    loads.abort(sharer)
-    for _ in range(4):
-        loads.step()
-    other = loads.load(prompt(38), 3, 0)
-    assert outcome(loads) == []
-    assert loads.delivered[other] == loads.right(other)
-
-
-def test_blocks_that_a_later_step_appended_are_not_found() -> None:
-    """The request was preempted by the failure of an earlier load, and holds them no more."""
-    loads = make(in_flight=3, budget=7, blocks=18)
-    script: list[Any] = [("add", 9, -1, 1, 1, False), ("add", 9, -1, 1, 0, False), ("step", 1)]
-    for count in (16, 17):
-        script += [("add", count, -1, 1, 0, False), ("reset",), ("step", 1)]
-    play(loads, script[:-1])
-    assert loads.failed == 2
-    assert loads.faults() == []
-
-
 @pytest.mark.parametrize("later", [False, True])
 def test_nothing_is_loaded_again(later: bool) -> None:
     """Where loads always fail, a request would never end."""

@@ -160,46 +160,6 @@ class TestReports:
         assert outcome(loop) == ([] if side == "ours" else AssertionError)
         assert name not in loop.scheduler.requests
 
-    @MODES
-    def test_of_a_load_while_its_request_sends(self, side: str, asynchronous: bool) -> None:
-        """The blocks are kept until they are sent."""
-        loop = Transfers(side, asynchronous=asynchronous)
-        name = loop.load(prompt(22), 2, 4, later=True)
-        loop.connector.sends.add(name)
-        loop.run(8)
-        assert loop.scheduler.requests[name].is_finished()
-        loop.report("finished_recving", name)
-        loop.run(3)
-        assert (name in loop.scheduler.requests) == (side == "ours")
-        loop.report("finished_sending", name)
-        loop.run(3)
-        assert name not in loop.scheduler.requests
-        assert loop.held() == 0
-
-    @MODES
-    @KINDS
-    @pytest.mark.parametrize("reused", [False, True])
-    def test_of_either_kind_frees_blocks_that_were_not_loaded(
-        self, side: str, asynchronous: bool, kind: str, reused: bool
-    ) -> None:
-        """The request's id may be that of an earlier request, whose blocks were loaded."""
-        loop = Transfers(side, asynchronous=asynchronous)
-        if reused:
-            loop.load(prompt(22, -50), 2, 4, later=True)
-            loop.run(8)
-            assert not loop.scheduler.requests
-            assert loop.connector.taken == {"1": 1}
-            loop.added.clear()
-        name = loop.load(prompt(9), 2, 0)
-        assert name == "1"
-        loop.connector.sends.add(name)
-        loop.run(6)
-        assert loop.held() == 3
-        loop.report(kind, name)
-        loop.run(3)
-        assert not loop.scheduler.requests
-        assert loop.held() == 0
-
 
 def crowded(
     side: str,

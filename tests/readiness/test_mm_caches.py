@@ -177,33 +177,6 @@ def test_items_of_one_request_do_not_fit_together(side: str) -> None:
         caches.render("a40", "b40")
 
 
-def test_an_item_that_the_record_cannot_hold_is_sent_each_time() -> None:
-    caches = Caches("ours")
-    caches.serve("a4")
-    assert caches.serve("b60") == caches.serve("b60") == [True]
-    assert caches.serve("a4") == [True]
-
-
-def test_items_behind_one_that_the_core_lacks_are_sent_again() -> None:
-    """The core stops at the first that it lacks, and stores none behind it."""
-    caches = Caches("ours")
-    caches.render("a1")
-    caches.serve("b2", "f24")
-    waits = caches.render("b2", "a1")
-    caches.serve("g40")
-    with pytest.raises(AssertionError, match="Expected a cached item"):
-        caches.send(waits)
-    assert caches.serve("a1") == [True]
-
-
-def test_an_item_is_used_before_the_others_of_its_request_are_stored() -> None:
-    caches = Caches("ours")
-    caches.serve("a8")
-    caches.serve("b40")
-    assert caches.serve("c16", "a8") == [True, False]
-    assert caches.serve("a8", "c16") == [False, False]
-
-
 def test_items_of_refused_requests_take_no_more_memory_than_the_cache() -> None:
     caches = Caches("ours")
     for number in range(20):

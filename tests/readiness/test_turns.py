@@ -295,67 +295,7 @@ def test_a_late_client_gets_the_logprobs_of_each_turn(kind: RequestOutputKind) -
     assert turns[0].token_ids == [7, 8]
 
 
-def test_sequences_of_one_request_are_merged_as_on_stock(side: str) -> None:
-    """One ends before the others: its end stays beside their tokens."""
-    from copy import copy
-
-    from vllm.v1.engine.parallel_sampling import ParentRequest
-
-    module = modules.of_side(side)(PROCESSOR)
-    processor = module.OutputProcessor(None, log_stats=False)
-    queue = module.RequestOutputCollector(DELTA, "p")
-    request = request_of("p", [1, 2], params_of(n=2))
-    parent = ParentRequest(request)
-    for index in range(2):
-        child = copy(request)
-        child.request_id, child.sampling_params = parent.get_child_info(index)
-        processor.add_request(child, None, parent, index, queue)
-    for name, token, reason in (
-        ("0_p", 5, FinishReason.LENGTH),
-        ("1_p", 6, None),
-        ("1_p", 7, FinishReason.STOP),
-    ):
-        processor.process_outputs([EngineCoreOutput(name, [token], finish_reason=reason)])
-    output = queue.get_nowait()
-    assert [(list(o.token_ids), o.finish_reason) for o in output.outputs] == [
-        ([5], "length"),
-        ([6, 7], "stop"),
-    ]
-    assert output.finished
-    assert queue.get_nowait() is None
-
-
 # The whole front end.
-
-
-@KINDS
-def test_a_client_may_read_behind_three_turns(
-    side: str, kind: RequestOutputKind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def act(session: Session) -> Any:
-        outputs = []
-        session.say(20, 21)
-        await session.run()
-        outputs.append(await session.begun)
-        for prompt in ([22], [23], [24]):
-            session.say(*prompt)
-            await session.run()
-        session.turns.put_nowait(None)
-        await settle()
-        while (output := await session.read()) is not None:
-            outputs.append(output)
-        return [shown(each) for each in outputs], session.left()
-
-    outputs, left = talk(side, monkeypatch, act, params_of(kind))
-    tokens = [[2, 3], [4, 5], [6, 7], [8, 9]]  # of each turn; the last one is dropped
-    if kind == CUMULATIVE:
-        tokens = [[*range(2, 4 + 2 * n)] for n in range(4)]
-    right: list[tuple[list[int], str | None]] = [(each, "length") for each in tokens]
-    if kind == DELTA:
-        right[:1] = [([2], None), ([3], "length")]
-    got = outputs if kind == DELTA else [each for each in outputs if each[1]]
-    assert (got == right) == (side == "ours")
-    assert left == [0, 0]
 
 
 def refused(session: Session) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 from hypothesis import strategies as st
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
@@ -171,11 +172,14 @@ TEXTS = st.text(max_size=6) | st.sampled_from(
 #: Texts of which pydantic refuses the last.
 ALL_TEXTS = TEXTS | st.sampled_from(["\ud800"])
 LOGPROBS = st.floats(max_value=0.0) | st.sampled_from(
-    [float("-inf"), float("nan"), -0.0, -9999.0, -9999.000001, -1e-320, -1e22, 0.0, -1e-7, -5e16]
+    [
+        *(float("-inf"), float("nan"), -0.0, -9999.0, -9999.000001, -1e-320, -1e22, 0.0, -1e-7),
+        *(-5e16, -1, np.float64(-1.5)),
+    ]
 )
 TOKENS = st.integers(0, VOCABULARY - 1)
 REASONS = st.sampled_from([None, None, None, "stop", "length", "abort", "error", "é"])
-STOPS = st.sampled_from([None, 0, 7, 2**40, "", 'st"op', "\u2028"])
+STOPS = st.sampled_from([None, 0, 7, 2**40, "", 'st"op', "\u2028", True, np.float64(7.0)])
 
 
 @st.composite
@@ -199,11 +203,13 @@ def outputs(draw: Any, choices: int, logprobs: bool) -> list[RequestOutput | Exc
         for index in draw(st.lists(st.integers(0, choices - 1), max_size=choices, unique=True)):
             tokens = draw(st.lists(TOKENS, max_size=3))
             shown = [draw(positions(token)) for token in tokens] if logprobs else None
+            # Values that pydantic converts or refuses, and fewer logprobs than tokens.
+            ids = draw(st.sampled_from([*[tokens] * 7, (*tokens,), [True], [1.5], [*tokens, 5]]))
             reason = draw(REASONS)
             stop = draw(STOPS) if reason else None
             parts.append(
                 CompletionOutput(
-                    index, draw(text), tokens, 0.0, shown, finish_reason=reason, stop_reason=stop
+                    index, draw(text), ids, 0.0, shown, finish_reason=reason, stop_reason=stop
                 )
             )
         first = not number or not draw(st.integers(0, 4))
