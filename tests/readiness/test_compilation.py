@@ -6,7 +6,6 @@ upstream's, and nothing is loaded or run; tests/gpu does that.
 
 import importlib
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,6 @@ import triton
 import triton.language as tl
 from support import launches, modules
 from triton.runtime import driver
-from vllm.v1.readiness.sample import warm_up
 
 KERNELS = "vllm.v1.sample.ops.topk_topp_triton"
 VOCABULARY = 211
@@ -179,49 +177,3 @@ def test_the_mode_is_on_for_no_other_kernel(compiled: Compiled) -> None:
     other[(1,)](ones, 1, ones, ones, ones, ones, ones, MASK_VALUE=0.0, **sizes, **enabled)
     assert len(compiled.device.launched) == 1
     filters.wait()
-
-
-class Filters:
-    """Kernels of a process that note what is asked of them."""
-
-    def __init__(self, calls: list[Any], *arguments: Any) -> None:
-        self._calls = calls
-        calls.append(arguments)
-
-    def start_compilation(self) -> None:
-        self._calls.append("start")
-
-
-@pytest.mark.parametrize(
-    ("change", "drafts", "calls"),
-    [
-        ({}, 0, [((9, 16), VOCABULARY), "start"]),
-        ({"rank": 1}, 0, [((9, 16), VOCABULARY)]),
-        ({"last": False}, 0, []),
-        ({"max_num_reqs": 7}, 0, []),
-        ({"max_num_reqs": 8}, 0, [((8,), VOCABULARY), "start"]),
-        ({"max_num_reqs": 7}, 2, [((9,), VOCABULARY), "start"]),
-        ({"is_pooling_model": True}, 0, []),
-    ],
-)
-def test_the_runner_starts_it_where_logits_are_filtered(
-    change: dict[str, Any], drafts: int, calls: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-    module = SimpleNamespace(FilterKernels=lambda *args: Filters(seen, *args))
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "vllm.v1.readiness.sample.compilation", module)
-        patch.setattr(warm_up, "current_platform", SimpleNamespace(is_cuda=lambda: True))
-        fields = {"max_num_reqs": 40, "is_pooling_model": False, "rank": 0, "last": True, **change}
-        group = SimpleNamespace(is_last_rank=fields.pop("last"))
-        patch.setattr(warm_up, "get_pp_group", lambda: group)
-        ranks = SimpleNamespace(is_first_rank=fields.pop("rank") == 0)
-        patch.setattr(warm_up, "get_tp_group", lambda: ranks)
-        warm_up._filter_kernels.cache_clear()
-        fields["vocab_size"] = VOCABULARY
-        batch = SimpleNamespace(device=torch.device("cuda"), **fields)
-        live: Any = SimpleNamespace(batch=batch, num_spec_tokens=drafts)
-        for _ in range(2):  # vLLM makes another batch when it knows the sizes of blocks
-            assert warm_up.WarmUp.make(live) is not None
-    warm_up._filter_kernels.cache_clear()
-    assert seen == (calls + calls[1:])

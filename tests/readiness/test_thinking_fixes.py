@@ -1,12 +1,12 @@
 """The fixes of thinking budgets, by what requests are forced to in a batch that changes.
 
-The pinned class has the faults, which are asserted as well: with the fixes off ours has them.
-With them on, upstream's holder and the feature's make the same decisions, and a plain reading of
-each request's tokens says what these are.
+Upstream's holder with the fixes and the feature's make the same decisions, and a plain reading of
+each request's tokens says what these are. That ours decides as upstream does without the fixes is
+tested in test_thinking_budget.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -27,8 +27,6 @@ from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 VOCABULARY = 8
 ROWS = 4
 START, END, WORD, STOP = 0, 1, 2, 3
-
-Make = Callable[..., "Batch"]
 
 
 class Batch:
@@ -126,111 +124,13 @@ class Batch:
                 result[name][position] = token
         return result
 
-    def say(self, **said: list[int]) -> dict[str, list[int]]:
-        """Sample one token a step for each request, unless it is forced to another; outputs."""
-        for tokens in zip(*said.values(), strict=True):
-            forced = self.forced({})
-            for name, token in zip(said, tokens, strict=True):
-                self.requests[name].output_token_ids.append(forced[name].get(0, token))
-        return {name: self.requests[name].output_token_ids for name in said}
 
-
-#: Upstream's batch.
-pinned = partial(Batch, modules.pristine, "")
 #: Ours with the fixes off.
 off = partial(Batch, modules.overlaid, "-fixes")
 #: Ours with the fixes, and upstream's holder.
 plain = partial(Batch, modules.overlaid, "-thinking-budget")
 #: Ours with everything on.
 ours = partial(Batch, modules.overlaid, "on")
-
-
-# Each returns outputs. "a" has a budget, and "b" none.
-
-
-def moved_into_a_row_that_had_a_budget(make: Make) -> Any:
-    batch = make()
-    batch.join("a", [START], 2)
-    batch.join("b", [START], None)
-    batch.refresh()
-    batch.say(a=[WORD], b=[WORD])
-    batch.leave("a")
-    batch.refresh()
-    return batch.say(b=[WORD] * 3)["b"]
-
-
-def swapped(make: Make) -> Any:
-    batch = make()
-    batch.join("a", [START], 2)
-    batch.join("b", [WORD], None)
-    batch.refresh()
-    batch.swap("a", "b")
-    batch.refresh()
-    return batch.say(a=[WORD] * 4, b=[WORD] * 4)
-
-
-def step_without_drafts(make: Make) -> Any:
-    batch = make(drafts=2)
-    batch.join("b", [WORD], None)
-    batch.join("a", [START], 1)
-    batch.refresh()
-    return batch.say(a=[WORD] * 2, b=[WORD] * 2)
-
-
-def second_section(make: Make) -> Any:
-    batch = make()
-    batch.join("a", [START], 2)
-    batch.refresh()
-    return batch.say(a=[WORD, END, WORD, START, *[WORD] * 4])["a"][2:]
-
-
-def end_that_drafts_did_not_complete(make: Make) -> Any:
-    batch = make(end=[END, STOP], drafts=1)
-    batch.join("a", [START], 3)
-    batch.refresh()
-    output = batch.say(a=[WORD] * 4)["a"]
-    batch.forced({"a": [STOP]})
-    output.append(WORD)  # not what was drafted
-    return batch.say(a=[WORD] * 3)["a"]
-
-
-def left_while_its_end_was_forced(make: Make) -> Any:
-    """Upstream counts the tokens of a prompt's start marker as one."""
-    batch = make(start=[START, STOP], end=[END, WORD, WORD])
-    batch.join("a", [START, STOP], 1)
-    batch.refresh()
-    output = batch.say(a=[STOP] * 4)["a"]
-    batch.leave("a")
-    batch.join("a", [START, STOP], 1, output)
-    batch.refresh()
-    return batch.say(a=[STOP] * 2)["a"]
-
-
-def unlimited(make: Make) -> Any:
-    batch = make(drafts=1)
-    batch.join("a", [START], -1, [WORD])
-    batch.refresh()
-    return batch.forced({"a": [WORD]})["a"]
-
-
-@pytest.mark.parametrize(
-    ("outcome", "stock", "fixed"),
-    [
-        (moved_into_a_row_that_had_a_budget, [2, 2, 1, 2], [2, 2, 2, 2]),
-        (swapped, {"a": [2, 2, 1, 2], "b": [2, 2, 1, 2]}, {"a": [2, 2, 1, 2], "b": [2, 2, 2, 2]}),
-        (step_without_drafts, {"a": [2, 2], "b": [2, 1]}, {"a": [2, 1], "b": [2, 2]}),
-        (second_section, [2, 0, 2, 2, 2, 2], [2, 0, 2, 2, 1, 2]),
-        (end_that_drafts_did_not_complete, [2, 2, 2, 1, 2, 2, 2, 2], [2, 2, 2, 1, 2, 1, 3, 2]),
-        (left_while_its_end_was_forced, [3, 3, 1, 2, 1, 2], [3, 3, 1, 2, 2, 3]),
-        (unlimited, {1: END}, {}),
-    ],
-)
-def test_a_fix_mends_stocks_decisions_and_can_be_switched_off(
-    outcome: Callable[[Make], Any], stock: Any, fixed: Any
-) -> None:
-    assert outcome(pinned) == stock
-    assert outcome(off) == stock
-    assert outcome(plain) == outcome(ours) == fixed
 
 
 def test_the_fixes_are_there_with_and_without_the_feature() -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -446,30 +447,83 @@ def test_no_slot_and_no_block_of_a_request_is_written() -> None:
     }
 
 
+class Filters:
+    """The kernels of top_k and top_p, which note what is asked of them.
+
+    Args:
+        calls: the notes.
+        refused: methods that fail.
+        arguments: of FilterKernels.
+    """
+
+    def __init__(self, calls: list[Any], refused: tuple[str, ...], *arguments: Any) -> None:
+        self.calls = calls
+        self.refused = refused
+        calls.extend(arguments)
+
+    def start_compilation(self) -> None:
+        self.calls.append("start")
+
+    def wait(self) -> None:
+        self.calls.append("wait")
+        assert "wait" not in self.refused
+
+    def launch(self, logits: torch.Tensor) -> None:
+        self.calls.append((logits.shape, logits.dtype))
+        logits.fill_(-1.0)
+        assert "launch" not in self.refused
+
+
 @pytest.mark.parametrize("refused", [(), ("wait",), ("logits",), ("launch",)])
 def test_ranks_launch_the_filters_when_the_first_has_written_them(
     refused: tuple[str, ...], variants: set[launches.Variant], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
-
-    class Filters:
-        def wait(self) -> None:
-            calls.append("wait")
-            assert "wait" not in refused
-
-        def launch(self, logits: torch.Tensor) -> None:
-            calls.append((logits.shape, logits.dtype))
-            logits.fill_(-1.0)
-            assert "launch" not in refused
-
     runner = Runner()
     group = SimpleNamespace(barrier=lambda: calls.append("barrier"))
     monkeypatch.setattr(warm_up, "get_tp_group", lambda: group)
     if "logits" in refused:  # on this rank alone: the others must not wait for it
         runner.model.compute_logits = None
     kept: Any = warm_up.WarmUp(runner.input_batch)
-    kept._filters = Filters()
+    kept._filters = Filters(calls, refused)
     kept.compile_kernels(runner)
     launched = [((16, VOCABULARY), torch.float32)]
     assert calls == ["wait", "barrier", *(launched if "logits" not in refused else [])]
     assert variants
+
+
+@pytest.mark.parametrize(
+    ("change", "drafts", "sizes", "starts"),
+    [
+        ({}, 0, (9, 16), True),
+        ({"is_first_rank": False}, 0, (9, 16), False),
+        ({"is_last_rank": False}, 0, None, False),
+        ({"max_num_reqs": 7}, 0, None, False),
+        ({"max_num_reqs": 8}, 0, (8,), True),
+        ({"max_num_reqs": 7}, 2, (9,), True),
+        ({"is_pooling_model": True}, 0, None, False),
+    ],
+)
+def test_filters_are_compiled_where_logits_are_filtered(
+    change: dict[str, Any],
+    drafts: int,
+    sizes: tuple[int, ...] | None,
+    starts: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[Any] = []
+    module = SimpleNamespace(FilterKernels=lambda *arguments: Filters(calls, (), *arguments))
+    monkeypatch.setitem(sys.modules, "vllm.v1.readiness.sample.compilation", module)
+    monkeypatch.setattr(warm_up, "current_platform", SimpleNamespace(is_cuda=lambda: True))
+    rank = SimpleNamespace(**{"is_first_rank": True, "is_last_rank": True, **change})
+    monkeypatch.setattr(warm_up, "get_pp_group", lambda: rank)
+    monkeypatch.setattr(warm_up, "get_tp_group", lambda: rank)
+    fields = {"max_num_reqs": 40, "is_pooling_model": False, "vocab_size": VOCABULARY, **change}
+    batch = SimpleNamespace(device=torch.device("cuda"), **fields)
+    live: Any = SimpleNamespace(batch=batch, num_spec_tokens=drafts)
+    warm_up._filter_kernels.cache_clear()
+    for _ in range(2):  # vLLM makes another batch when it knows the sizes of blocks
+        assert warm_up.WarmUp.make(live) is not None
+    warm_up._filter_kernels.cache_clear()
+    made = [] if sizes is None else [sizes, VOCABULARY]
+    assert calls == made + ["start"] * (2 * starts)
