@@ -6,7 +6,6 @@ See :mod:`support.lockstep`. Ours runs three times: copies arrive at any time, a
 import random
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -233,39 +232,6 @@ def tally(number: int, count: int, asynchronous: bool, drafts: int) -> Counter[s
 
     draw_run()
     return outcomes
-
-
-@pytest.mark.parametrize("trimmed", [True, False])
-def test_a_run_in_which_stock_loses_a_prompt_is_set_aside(trimmed: bool) -> None:
-    """Stock corrects a cut output's length twice, and its new token lands in the prompt."""
-    lockstep = LockstepRun(drafts=2, trimmed=trimmed, twins=True)
-    cut = lockstep.add([1, 2, 3, 4], max_tokens=40, repetition_penalty=1.3)
-    lockstep.run(2)
-    lockstep.cuts[cut] = 40
-    lockstep.step()
-    # The next request to join has stock count the prompt's tokens anew.
-    lockstep.add([5, 6, 7], max_tokens=10)
-    with (
-        pytest.raises(SetAside, match=r"^stock's runner loses a prompt$")
-        if trimmed
-        else nullcontext()
-    ):
-        lockstep.run(2)
-    row = lockstep.ours.batch.req_id_to_index[cut]
-    held = [runner.batch.token_ids_cpu[row, :4].tolist() for runner in lockstep.runners]
-    assert ([1, 2, 3, 4] in held[:1]) is not trimmed
-    assert held[1:] == [[1, 2, 3, 4]] * 3
-
-
-def test_a_run_in_which_stock_computes_from_a_placeholder_is_set_aside() -> None:
-    """The scheduler cuts a request back after a failed load, and its token is in flight."""
-    lockstep = LockstepRun(drafts=2)
-    failed = lockstep.add([1, 2, 3, 4], max_tokens=20)
-    lockstep.run(2)
-    lockstep.fail_loads(failed)
-    with pytest.raises(SetAside, match=r"^stock computes from a placeholder, and ours stops$"):
-        lockstep.run(3)
-    assert -1 in lockstep.stock.batch.token_ids_cpu[0, 4:6]
 
 
 @given(data=st.data())
