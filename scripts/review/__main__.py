@@ -94,8 +94,7 @@ def _review(
 def _rebase(
     _: argparse.Namespace, overlay: Overlay, base: Upstream, release: wheels.Release
 ) -> int:
-    archives = {**release.archives, release.wheel: release.sha256}
-    conflicts = edit.rebase(overlay, base, release.upstream, release.version, archives)
+    conflicts = edit.rebase(overlay, base, release.upstream, release.version, release.archives)
     print(escaped(f"build/edit is laid out on vLLM {release.version}"))
     if not conflicts:
         print("next: look at it, and `make refresh`")

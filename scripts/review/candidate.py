@@ -38,8 +38,9 @@ def make(overlay: Overlay, release: Release, merged: Merged) -> dict[str, bytes]
     """
     kept = [each for each in merged.patches if each.verdict != OBSOLETE]
     commits = [(each.patch.header, each.step) for each in kept]
-    archives = {**release.archives, release.wheel: release.sha256}
-    files, pin = refresh.candidate(overlay, release.upstream, release.version, archives, commits)
+    files, pin = refresh.candidate(
+        overlay, release.upstream, release.version, release.archives, commits
+    )
     return files | {PIN: pin.dumps().encode()}
 
 

@@ -10,7 +10,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError, usage
@@ -56,7 +56,7 @@ class Release:
     sha256: str
     proof: str
     upstream: Upstream
-    archives: Mapping[str, str] = field(default_factory=dict)
+    archives: Mapping[str, str]
 
 
 def obtain(wanted: str, sha256: str | None, folder: Path, pin: Pin) -> Release:

@@ -24,7 +24,8 @@ def release(
 ) -> Release:
     """A release of these files, or of those of :mod:`support.series` with one of another text."""
     files_of = series.upstream(files or {**BASE, PATH: text})
-    return Release(version, f"vllm-{version}-py3-none-any.whl", "a" * 64, "a test's", files_of)
+    wheel, digest = f"vllm-{version}-py3-none-any.whl", "a" * 64
+    return Release(version, wheel, digest, "a test's", files_of, {wheel: digest})
 
 
 def reviewed(
