@@ -171,7 +171,7 @@ def _read(wheel: Path, asked: Version) -> tuple[str, str, dict[str, bytes]]:
             Exit.FOREIGN,
             f"is no wheel in order ({error}); nothing of it is used",
             subject=wheel,
-            next_step="download the wheel anew; if it is so again, do not install it",
+            next_step="download the wheel again; if the error repeats, do not install it",
         ) from None
     # 1.0+cpu is a build of 1.0.
     if project not in PROJECTS or asked not in (version, Version(version.public)):

@@ -76,7 +76,7 @@ Requires-Dist: torch==2.11.0; platform_system == "Darwin"
         ("", "", "0.34.0", "mends are known up to 0.33.0"),
     ],
 )
-def test_another_python_or_torch_and_a_release_that_nobody_has_read_need_a_decision(
+def test_another_python_or_torch_and_an_unread_release_need_a_decision(
     old: str, new: str, version: str, said: str, tmp_path: Path
 ) -> None:
     base = replace(series.upstream(BASE), metadata=METADATA)

