@@ -5,6 +5,4 @@
 - :mod:`bench.serving`: ``vllm serve`` under closed-loop streams, or ``vllm bench serve``
 - :mod:`bench.report`: the tables of a run file, and joined runs
 - :mod:`bench.measurements`: docs/measurements.md
-
-:mod:`bench.harness` runs processes, :mod:`bench.results` holds the one type of result, a slice.
 """

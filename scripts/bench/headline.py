@@ -13,9 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bench.measurements import Page
-from bench.results import slices
-from bench.results.settings import Settings, settings_of
-from bench.results.slices import Comparison
+from bench.run import Comparison, Run, figures
 
 #: Row of README's table to the name of its requests, and whether a thinking budget is configured.
 ROWS: Mapping[str, tuple[str, bool]] = {
@@ -43,10 +41,23 @@ _FIGURE = re.compile(
 
 
 class Measured(NamedTuple):
-    """A comparison of five rounds or more, and its engine."""
+    """A comparison of five rounds or more.
 
-    settings: Settings
+    Attributes:
+        run: that it is of.
+        engine: see :class:`bench.run.Slice`.
+        asked: requests at a time.
+        compared: the comparison.
+    """
+
+    run: Run
+    engine: str
+    asked: int
     compared: Comparison
+
+    def __str__(self) -> str:
+        """Return the place, for a fault."""
+        return f"{self.asked} at a time: {self.engine}, {self.run.device}"
 
     @property
     def gain(self) -> bool:
@@ -67,7 +78,7 @@ def faults(readme: str, page: Page) -> Iterator[str]:
         yield f"rows that are not known, or missing: {sorted(rows.keys() ^ ROWS.keys())}"
     for row in rows.keys() & ROWS.keys():
         for sides, cell in zip(SIDES, rows[row], strict=True):
-            of = list(_measured(page, *ROWS[row], sides))
+            of = _measured(page, *ROWS[row], sides)
             yield from (f"{row}, of {sides[1]}: {fault}" for fault in _cell(cell, of))
 
 
@@ -78,30 +89,30 @@ def _rows(readme: str) -> Iterator[tuple[str, list[str]]]:
         yield first, rest
 
 
-def _measured(
-    page: Page, requests: str, reasoning: bool, sides: tuple[str, str]
-) -> Iterator[Measured]:
+def _measured(page: Page, requests: str, reasoning: bool, sides: tuple[str, str]) -> list[Measured]:
+    found = []
     for name, run in page.runs.items():
-        for group, of in slices.grouped(run["slices"]).items():
-            if group[2] != sides or "tokens/s" not in slices.figures(of):
-                continue
-            settings, asked = settings_of(run, group)
-            if (settings.load, asked, settings.reasoning) != ("traffic", requests, reasoning):
-                continue
-            compared = page.compare(name, group, "tokens/s")
-            if compared.low is not None:
-                yield Measured(settings, compared)
+        for group, of in run.groups().items():
+            engine, case, compared_sides = group
+            row, _, count = case.rpartition(", ")
+            configured = "thinking budget" in engine
+            here = (run.load, row, configured) == ("traffic", requests, reasoning)
+            if here and compared_sides == sides and "tokens/s" in figures(of):
+                compared = page.compare(name, group, "tokens/s")
+                if compared.low is not None:
+                    found.append(Measured(run, engine, int(count), compared))
+    return found
 
 
 def _cell(cell: str, of: Sequence[Measured]) -> Iterator[str]:
     """Yield the faults of a cell; ``of`` is what was measured of its requests and sides."""
     if cell in UNMEASURED:
-        yield from (f"it was measured: {one.settings}" for one in of)
+        yield from (f"it was measured: {one}" for one in of)
         return
     if cell == NONE:
         yield from _none(of, "nothing")
         return
-    covered = set[Measured]()
+    covered = list[Measured]()
     for clause in re.split(r"; |\. ", cell):
         figure, places = _FIGURE.search(clause), clause.partition("**")[0]
         if figure is None:
@@ -111,12 +122,12 @@ def _cell(cell: str, of: Sequence[Measured]) -> Iterator[str]:
         elif clause[figure.end() :]:
             yield f"{clause!r} goes on after its figure"
         for text in places.strip(":, ").split(", "):
-            found = [one for one in of if _place(text, one.settings)]
-            covered.update(found)
+            found = [one for one in of if _place(text, one)]
+            covered += found
             yield from _none(found, text) if figure is None else _figure(figure, found)
     for one in of:
         if one not in covered:
-            yield f"it leaves out {one.settings.concurrency} at a time: {one.settings}"
+            yield f"it leaves out {one}"
 
 
 def _none(found: Sequence[Measured], place: str) -> Iterator[str]:
@@ -124,7 +135,7 @@ def _none(found: Sequence[Measured], place: str) -> Iterator[str]:
         yield f"{place!r} was not measured"
     for one in found:
         if one.gain:
-            yield f"{place!r} has a gain: {one.compared.ratio:.3f}, {one.settings}"
+            yield f"{place!r} has a gain: {one.compared.ratio:.3f}, {one}"
 
 
 def _figure(figure: re.Match[str], found: Sequence[Measured]) -> Iterator[str]:
@@ -135,15 +146,15 @@ def _figure(figure: re.Match[str], found: Sequence[Measured]) -> Iterator[str]:
         yield f"{figure[0]}: {sum(one.gain for one in found)} of {len(found)} runs have a gain"
 
 
-def _place(text: str, settings: Settings) -> bool:
-    """Return whether a place has these settings; False if the text names no place.
+def _place(text: str, one: Measured) -> bool:
+    """Return whether a measurement is of a place; False if the text names no place.
 
     The usual place is 128 requests on a model of 0.5B. Full graphs and a number of requests are
     other ones. A model's place has each number of requests.
     """
     text = text.lower()
     if text in ("7b", "hybrid"):
-        return settings.model.lower() == text
+        return one.engine.lower().startswith(f"{text},")
     graphs, device, counts = "piecewise", "H200", {128}
     if text == "full graphs":
         graphs, device = "full", "H100"
@@ -153,6 +164,5 @@ def _place(text: str, settings: Settings) -> bool:
         counts = set(range(1, int(most[1]) + 1))
     elif text not in ("", "yes"):
         return False
-    return settings.concurrency in counts and settings == Settings(
-        "traffic", "0.5B", graphs, settings.concurrency, settings.reasoning, device
-    )
+    usual = one.engine.startswith(f"0.5B, {graphs}") and "VLLM_READINESS" not in one.run.environment
+    return usual and one.asked in counts and device in one.run.device

@@ -19,14 +19,9 @@ from pathlib import Path
 from overlay import output
 
 from bench.errors import Failure
-from bench.harness import manifest
-from bench.harness.files import replace
 from bench.harness.installations import ROOT
-from bench.results import slices
-from bench.results.markdown import markdown, number, pipes, ratio
-from bench.results.run_file import Json, load
-from bench.results.settings import settings_of
-from bench.results.slices import Comparison, Group, loss
+from bench.markdown import markdown, number, pipes, ratio
+from bench.run import Comparison, Group, Run, figures, load, loss, replace
 
 TEMPLATE = ROOT / "scripts" / "bench" / "measurements.md"
 RUNS = ROOT / "scripts" / "bench" / "runs"
@@ -54,7 +49,8 @@ class Page:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.runs = {file.name.partition(".")[0]: publishable(file) for file in files(folder)}
+        files = sorted(folder.glob("*.json.gz"))
+        self.runs = {file.name.partition(".")[0]: _publishable(file) for file in files}
 
     def text(self, template: str) -> str:
         """Return the page of a template.
@@ -62,62 +58,52 @@ class Page:
         Raises:
             Failure: the template names a run that is not in the folder.
         """
-        lists = [_words(runs) for _, runs, _, _ in _MARK.findall(template) if runs]
-        named = {name for names in lists for name in names}
-        if wrong := ", ".join(sorted(named - self.runs.keys())):
-            raise Failure(f"the template names runs that are not in the folder: {wrong}")
 
         def replaced(mark: re.Match[str]) -> str:
             if mark[1] == "slower":
                 return "\n".join(self.slower())
-            return "\n".join(self.table(*(_words(mark[n]) for n in (2, 3, 4))))
+            runs, sides, names = (_words(mark[n]) for n in (2, 3, 4))
+            if wrong := ", ".join(sorted({*runs} - self.runs.keys())):
+                raise Failure(f"the template names runs that are not in the folder: {wrong}")
+            return "\n".join(self.table(runs, sides, names))
 
         return _MARK.sub(replaced, template)
 
-    def table(self, runs: Sequence[str], pairs: Sequence[str], figures: Sequence[str]) -> list[str]:
+    def table(self, runs: Sequence[str], pairs: Sequence[str], names: Sequence[str]) -> list[str]:
         """Return the lines of a table, the worst row of the first figure first.
 
         Args:
             runs: their names.
             pairs: of sides, as "A/B".
-            figures: of the first one, both sides are shown.
+            names: of figures; of the first one, both sides are shown.
         """
-        rows, refused = list[tuple[float, list[str]]](), 0
-        for name in runs:
-            for group, of in slices.grouped(self.runs[name]["slices"]).items():
-                if "/".join(group[2]) not in pairs:
+        rows = list[tuple[float, list[str]]]()
+        for run in runs:
+            for group in self.runs[run].groups():
+                engine, case, sides = group
+                if "/".join(sides) not in pairs:
                     continue
-                if any(one["problems"] for one in of):
-                    refused += 1
-                    continue
-                compared = [self.compare(name, group, figure) for figure in figures]
-                shown = [number(compared[0].first), number(compared[0].second)]
-                shown += [ratio(compared[0]) + _between(compared[0])]
-                shown += [ratio(each) for each in compared[1:]]
-                engine = str(settings_of(self.runs[name], group)[0]) if len(runs) > 1 else ""
-                about = [_link(name), engine] * (len(runs) > 1) + [group[1]]
-                about += ["/".join(group[2])] * (len(pairs) > 1)
-                worst = loss(figures[0], compared[0].ratio) if compared[0].ratio else 0.0
-                rows.append((worst, [*about, *shown]))
+                first, *others = (self.compare(run, group, name) for name in names)
+                about = [_link(run), engine] * (len(runs) > 1) + [case]
+                about += ["/".join(sides)] * (len(pairs) > 1)
+                shown = [number(first.first), number(first.second), ratio(first) + _between(first)]
+                worst = loss(names[0], first.ratio) if first.ratio else 0.0
+                rows.append((worst, [*about, *shown, *map(ratio, others)]))
         rows.sort(key=lambda row: row[0], reverse=True)
         head = ["run", "engine"] * (len(runs) > 1) + ["case"] + ["sides"] * (len(pairs) > 1)
+        aligned = "l" * len(head) + "r" * (2 + len(names))
         one, other = pairs[0].split("/") if len(pairs) == 1 else ("first", "second")
-        head += [f"{figures[0]}: {one}", other, "ratio", *figures[1:]]
-        texts = len(head) - 2 - len(figures)
-        lines = pipes(head, [cells for _, cells in rows], "l" * texts + "r" * (2 + len(figures)))
-        more = f"Refused, because the sides returned different outputs: {refused} more cases."
-        return [*lines, *(["", more] if refused else [])]
+        head += [f"{names[0]}: {one}", other, "ratio", *names[1:]]
+        return pipes(head, [cells for _, cells in rows], aligned)
 
     def compare(self, name: str, group: Group, figure: str) -> Comparison:
         """Compare the sides of a group.
 
         The level is corrected for all ratios of its run that can be listed as slower.
         """
-        groups = slices.grouped(self.runs[name]["slices"])
-        of = (slices.figures(each) for each in groups.values())
-        claims = sum(DECIDING.fullmatch(each) is not None for names in of for each in names)
-        same = slices.noise(groups, group)
-        return slices.compare(groups[group], figure, max(claims, 1), same)
+        named = (each for of in self.runs[name].groups().values() for each in figures(of))
+        claims = sum(DECIDING.fullmatch(each) is not None for each in named)
+        return self.runs[name].compare(group, figure, max(claims, 1))
 
     def slower(self) -> Iterator[str]:
         """Yield the lines of the table of losses, worst first, and how many have a mark."""
@@ -137,41 +123,28 @@ class Page:
     def losses(self) -> Iterator[tuple[str, Group, str, Comparison]]:
         """Yield every deciding figure in which the overlay is worse than another side."""
         for name, run in self.runs.items():
-            for group, of in slices.grouped(run["slices"]).items():
+            for group, of in run.groups().items():
                 first, second = group[2]
                 if first != "overlaid" or second.startswith("overlaid"):
                     continue
-                for figure in filter(DECIDING.fullmatch, slices.figures(of)):
+                for figure in filter(DECIDING.fullmatch, figures(of)):
                     compared = self.compare(name, group, figure)
                     least = 1 + EVEN * bool(compared.mark)
                     if compared.ratio and loss(figure, compared.ratio) > least:
                         yield name, group, figure, compared
 
-    def full(self) -> str:
-        """Return every table of every run."""
-        return "\n".join(f"## {name}\n\n{markdown(run)}" for name, run in self.runs.items())
 
-
-def files(folder: Path) -> list[Path]:
-    """Return the run files of a directory."""
-    return sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")])
-
-
-def publishable(file: Path) -> Json:
-    """Read a run that is whole, and as its manifest decided.
+def _publishable(file: Path) -> Run:
+    """Read a run that is whole, and of a commit.
 
     Raises:
-        Failure: it was cut off, failed in part, or differs from its manifest.
+        Failure: it was cut off, failed in part, or files differed from the commit.
     """
     run = load(file)
-    if not run["complete"] or run["problems"]:
+    if not run.complete or run.problems:
         raise Failure(f"{file} was cut off, or failed in part; measure it again or delete it")
-    found = [*manifest.differences(run), manifest.uncommitted(run)] if run.get("manifest") else []
-    found = list(filter(None, found))
-    # Runs of schema 2, which were converted, had no manifest if they were made of one table.
-    if found or not (run.get("manifest") or "converted from schema" in run):
-        why = "; ".join(found) or "there is none"
-        raise Failure(f"{file} is not as its manifest decided: {why}")
+    if not run.commit or run.commit.endswith("-dirty"):
+        raise Failure(f"{file} is of no commit ({run.commit}); commit, and measure it again")
     return run
 
 
@@ -201,7 +174,8 @@ def main(argv: Sequence[str]) -> int:
         if not args.check:
             replace(PAGE, wanted.encode())
             FULL.parent.mkdir(exist_ok=True)
-            replace(FULL, page.full().encode())
+            full = [f"## {name}\n\n{markdown(run)}" for name, run in page.runs.items()]
+            replace(FULL, "\n".join(full).encode())
         current = PAGE.read_text(encoding="utf-8")
     except (Failure, OSError) as error:
         print(f"measurements: {error}", file=sys.stderr)

@@ -54,9 +54,6 @@ SMALL: Mapping[str, Any] = {
     "max_position_embeddings": 4096,
 }
 
-#: Arguments of an engine with a generated model, which has neither weights nor a tokenizer.
-GENERATED: Mapping[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
-
 
 def memory(share: float) -> dict[str, Any]:
     """Return an engine's arguments for a share of the GPU's memory; empty on a CPU.

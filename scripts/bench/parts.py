@@ -8,25 +8,16 @@ process, where its methods are timed, and no figure of clients is taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from overlay import output
 
 from bench import traffic
-from bench.traffic import ENVIRONMENT, TrafficRun
-
-
-class PartsRun(TrafficRun):
-    """A run of engines whose steps are timed."""
-
-    kind = "timed"
-    about = "The engine core is in the client's process."
-    environment: Mapping[str, str] = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, and print the table; see :func:`bench.harness.run.run`."""
-    return traffic.measure(argv, __doc__ or "", PartsRun)
+    """Measure, and print the table; see :func:`bench.harness.pairs.measure`."""
+    return traffic.measure(argv, __doc__ or "", timed=True)
 
 
 if __name__ == "__main__":

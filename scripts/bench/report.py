@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from overlay import output
 
 from bench.errors import Failure
-from bench.harness import manifest
-from bench.results.markdown import markdown
-from bench.results.run_file import load, save
+from bench.markdown import markdown
+from bench.run import Run, load, save
 
 
-def joined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def joined(runs: Sequence[Run]) -> Run:
     """Return one run with the slices of all.
 
     Raises:
@@ -30,23 +29,20 @@ def joined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     first, slices, base = runs[0], [], 0
     for one in runs:
-        same = {**first["digests"], **one["digests"]} == {**one["digests"], **first["digests"]}
-        if not same or one["machine"]["device"] != first["machine"]["device"]:
-            raise Failure(f"{one['command']} has other installations, or another device")
-        switches = [each.get("environment", {}).get("VLLM_READINESS") for each in (one, first)]
-        if one["title"] != first["title"] or switches[0] != switches[1]:
-            raise Failure(f"{one['command']} measures other slices, or with another switch")
-        slices += [{**each, "round": base + each["round"]} for each in one["slices"]]
-        base = max((each["round"] for each in slices), default=base)
-    command, seconds = "; ".join(one["command"] for one in runs), sum(o["seconds"] for o in runs)
-    digests = {name: each for one in runs for name, each in one["digests"].items()}
-    return {
-        **first,
-        **{"command": command, "seconds": seconds, "digests": digests, "slices": slices},
-        "complete": all(one["complete"] for one in runs),
-        "manifest": manifest.joined([one.get("manifest") or {} for one in runs]),
-        "problems": list(dict.fromkeys(text for one in runs for text in one["problems"])),
-    }
+        switch = [each.environment.get("VLLM_READINESS") for each in (one, first)]
+        for name in ("digests", "device", "load", "title", "commit"):
+            if getattr(one, name) != getattr(first, name) or switch[0] != switch[1]:
+                raise Failure(f"{one.command} has another {name}, or another switch")
+        slices += [replace(each, round=base + each.round) for each in one.slices]
+        base = max((each.round for each in slices), default=base)
+    return replace(
+        first,
+        command="; ".join(one.command for one in runs),
+        slices=slices,
+        seconds=sum(one.seconds for one in runs),
+        complete=all(one.complete for one in runs),
+        problems=[text for one in runs for text in one.problems],
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,14 +52,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--join", type=Path, metavar="OUT", help="write all runs as one to OUT")
     args = parser.parse_args(argv)
     try:
-        runs: list[dict[str, Any]] = [load(file) for file in args.runs]
+        runs = [load(file) for file in args.runs]
         if args.join:
             runs = [joined(runs)]
             save(args.join, runs[0])
-        for run in runs:
-            print(markdown(run), end="")
-            for text in manifest.differences(run) if run.get("manifest") else ():
-                print(f"- **NOT AS DECIDED**: {text}")
+        print("".join(map(markdown, runs)), end="")
     except (Failure, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1

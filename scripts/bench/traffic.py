@@ -4,36 +4,30 @@
 
 A fixed number of requests is in flight, and each that ends is followed by another. Two sides are
 measured at a time, and exchange places (:mod:`bench.harness.pairs`). Both are views of one
-installation. DIR gets manifest.json, run.json and run.md, written again after each slice.
+installation. DIR gets run.json and run.md, written again after each slice.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from overlay import output
 
 from bench.harness import command_line, pairs
 from bench.harness.installations import Installations
-from bench.harness.pairs import PairRun, Start
-from bench.harness.run import run
-from bench.loops.child import CACHES, GRAPHS
+from bench.harness.pairs import Plan, Start
+from bench.loops.arguments import GRAPHS
 from bench.loops.rows import ENGINES, ROWS, SHAPES
 
-#: Noise first: two processes of one view, and two views.
-PAIRS = (
-    *("again/stock", "copy/stock", "overlaid/stock", "overlaid/mrv2"),
-    "overlaid/overlaid=-fixes",
-)
+#: Noise first: two processes of one view.
+PAIRS = ("again/stock", "overlaid/stock", "overlaid/mrv2", "overlaid/overlaid=-fixes")
 ENVIRONMENT: Mapping[str, str] = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     # With the eager backend vLLM stores no AOT-compiled model, and computes the hash of its
     # configuration again for each step with piecewise graphs: 1 to 4 ms.
     "VLLM_USE_AOT_COMPILE": "0",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
@@ -42,45 +36,39 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 
 
-class TrafficRun(PairRun):
-    """A run of engines that :mod:`bench.loops.child` keeps.
+def plan(args: argparse.Namespace, installations: Installations, timed: bool) -> Plan:
+    """Return the plan of a run.
 
-    Attributes:
-        kind: of engine; see :class:`bench.loops.child.Spec`.
-        about: a further sentence of the title.
+    Args:
+        args: of the program.
+        installations: of the run, which get the plugin for every process of an engine.
+        timed: whether the engine core is in the child's process, and its steps are timed.
     """
-
-    kind: ClassVar = "served"
-    about: ClassVar = ""
-    module = "bench.loops.child"
-    caches = CACHES
-    environment: Mapping[str, str] = ENVIRONMENT
-
-    def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
-        how = "at the same time" if args.places == 2 else "in turns"
-        title = f"Closed-loop traffic, {args.seconds:g} s each, both sides {how}."
-        self.title = " ".join(filter(None, (title, self.about)))
-        super().__init__(args, installations)
-        # A path entry that announces a general plugin to every process of an engine.
-        self._plugin = installations.work / "loops"
-        metadata = self._plugin / "bench_loops.dist-info"
-        metadata.mkdir(parents=True, exist_ok=True)
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: bench-loops\n")
-        entry = "[vllm.general_plugins]\nbench_loops = bench.loops.plugin:register\n"
-        (metadata / "entry_points.txt").write_text(entry)
-
-    def starts(self) -> Sequence[Start]:
-        """Return the starts of a round; see :func:`starts`."""
-        seconds = self.args.seconds
-        settings = {"kind": self.kind, "seconds": seconds, "ramp": min(seconds / 4, 2.0)}
-        return list(starts(self.args, settings))
-
-    def paths(self) -> Sequence[Path]:
-        """Return the path entry of the plugin."""
-        return [self._plugin]
+    plugin, caches = installations.work / "loops", installations.work / "compiled"
+    metadata = plugin / "bench_loops.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: bench-loops\n")
+    entry = "[vllm.general_plugins]\nbench_loops = bench.loops.plugin:register\n"
+    (metadata / "entry_points.txt").write_text(entry)
+    how = "at the same time" if args.places == 2 else "in turns"
+    title = f"Closed-loop traffic, {args.seconds:g} s each, both sides {how}."
+    environment = {
+        **ENVIRONMENT,
+        "VLLM_ENABLE_V1_MULTIPROCESSING": f"{not timed:d}",
+        "VLLM_CACHE_ROOT": str(caches),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+    }
+    spec = {
+        "kind": "timed" if timed else "served",
+        "seconds": args.seconds,
+        "ramp": min(args.seconds / 4, 2.0),
+    }
+    load = "steps" if timed else "traffic"
+    return Plan(load, title, environment, list(starts(args, spec)), [plugin])
 
 
-def starts(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[Start]:
+def starts(args: argparse.Namespace, spec: Mapping[str, Any]) -> Iterator[Start]:
     """Yield the starts of a round: pairs in the order given, the engines of each.
 
     Rows and engines that Model Runner V2 does not support are left out of its pairs.
@@ -102,26 +90,27 @@ def starts(args: argparse.Namespace, settings: Mapping[str, Any]) -> Iterator[St
                 }
                 usual = engine.graphs if args.gpus else ["none"]
                 for graphs in args.graphs or usual if cases and not unsupported else ():
-                    about = f"{name} {graphs}{' thinking' * thinking}"
-                    own = {**settings, "engine": name, "graphs": graphs, "thinking": thinking}
-                    yield Start(about, (first, second), cases, own)
+                    label = f"{engine.label}, {graphs}"
+                    label += ", thinking budget configured" * thinking
+                    own = {**spec, "engine": name, "graphs": graphs, "thinking": thinking}
+                    yield Start(label, (first, second), cases, own)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, and print the table; see :func:`bench.harness.run.run`."""
-    return measure(argv, __doc__ or "", TrafficRun)
+    """Measure, and print the table; see :func:`bench.harness.pairs.measure`."""
+    return measure(argv, __doc__ or "", timed=False)
 
 
-def measure(argv: Sequence[str], description: str, kind: type[TrafficRun]) -> int:
-    """Make a kind of run, and execute it.
+def measure(argv: Sequence[str], description: str, timed: bool) -> int:
+    """Make a run, and execute it.
 
     Args:
         argv: of the program.
         description: of the program, in its first line.
-        kind: of run.
+        timed: see :func:`plan`.
     """
-    devices = pairs.visible()
-    options = pairs.parser(description, PAIRS)
+    devices = command_line.gpus()
+    options = command_line.parser(description, PAIRS)
     large = [shape for shape in SHAPES if SHAPES[shape].engine not in ("small", "tiny")]
     shapes = large if devices else ["small-8"]
     options.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=shapes)
@@ -132,7 +121,7 @@ def measure(argv: Sequence[str], description: str, kind: type[TrafficRun]) -> in
     options.add_argument("--seconds", type=float, default=8.0, help=text)
     args = command_line.parse(options, argv)
     args.gpus = devices
-    return run(args, lambda installations: kind(args, installations))
+    return pairs.measure(args, lambda installations: plan(args, installations, timed))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import time
@@ -13,12 +12,9 @@ from typing import Any
 
 import pytest
 from bench import thinking, traffic
-from bench.harness import manifest
-from bench.loops import child
 from bench.loops.rows import ENGINES, ROWS, SHAPES, Request, Source
 from bench.loops.timed import CHANGED, MIXED, SAME, Clock
-from bench.results.run_file import load
-from bench.results.slices import COMPILED, compare, grouped
+from bench.run import Run, load
 from support import forked
 from support.asynchronous import announce
 from support.benches import bench
@@ -31,10 +27,10 @@ SIDES = ("overlaid", "overlaid=-fixes")
 
 
 @pytest.fixture
-def measure(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def measure(tmp_path: Path) -> Callable[..., Run]:
     """A run of the smallest engine, in which steps are slower where the fixes are on."""
 
-    def run(*arguments: str, program: str = "traffic") -> dict[str, Any]:
+    def run(*arguments: str, program: str = "traffic") -> Run:
         sizes = ("--shapes", "tiny-4", "--rounds", "1", "--pairs", "/".join(SIDES))
         done = bench(
             *(program, tmp_path / "out"),
@@ -44,9 +40,8 @@ def measure(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
         run = load(tmp_path / "out" / "run.json")
-        assert run["complete"]
-        assert run["problems"] == [text for s in run["slices"] for text in s["problems"]] == []
-        assert list(manifest.differences(run)) == []
+        assert run.complete
+        assert run.problems == []
         return run
 
     return run
@@ -56,9 +51,9 @@ def measure(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 def test_a_planted_cost_is_found_in_its_part_of_every_kind_of_step(measure: Any) -> None:
     run = measure("--rows", "plain", "--places", "1", "--seconds", "3", program="parts")
     parts = ("execute_model", "_prepare_inputs", "sample_tokens", "schedule", "update_from_output")
-    assert len(run["slices"]) == 2
-    for one in run["slices"]:
-        slower, faster = (one["figures"][side] for side in SIDES)
+    assert (len(run.slices), run.load) == (2, "steps")
+    for one in run.slices:
+        slower, faster = one.figures
         for part, kind in itertools.product(parts, (SAME, MIXED)):
             name, planted = f"{part} p50, {kind}", part == "sample_tokens"
             assert faster[name] > 0
@@ -70,10 +65,9 @@ def test_sides_that_run_at_the_same_time_exchange_places(measure: Any) -> None:
     rows = ("plain", "grammars")
     run = measure("--rows", *rows, "--places", "2", "--seconds", "1")
     cases = [f"{row}, 4" for row in rows]
-    slices = run["slices"]
-    assert [(one["case"], one["order"]) for one in slices] == [*itertools.product(cases, (0, 1))]
-    for one in slices:
-        slower, faster = (one["figures"][side] for side in SIDES)
+    assert [(one.case, one.order) for one in run.slices] == [*itertools.product(cases, (0, 1))]
+    for one in run.slices:
+        slower, faster = one.figures
         # Medians: one stall of a busy machine can take most of a slice's second.
         assert slower["ITL p50"] > SLOWER * 1e3
         assert slower["ITL p50"] > faster["ITL p50"]
@@ -83,18 +77,6 @@ def test_sides_that_run_at_the_same_time_exchange_places(measure: Any) -> None:
             assert figures["TTFT p99"] >= figures["TTFT p50"] > 0
             assert figures["ITL p99"] >= figures["ITL p50"]
             assert 0 < figures["engine core's cores"] <= len(os.sched_getaffinity(0)) + 0.5
-            assert figures["disturbance"]["run delay"] is not None
-    for side in SIDES:  # each place begins with empty caches
-        first, other = (
-            [one["figures"][side][COMPILED] for one in slices if one["order"] == n] for n in (0, 1)
-        )
-        assert first[0]
-        assert first == other
-    groups = grouped(slices)
-    compared = compare(groups["tiny none", "plain, 4", SIDES], "ITL p50")
-    assert compared.ratio is not None
-    assert compared.ratio > 1
-    assert (compared.mark, compared.low, compared.pairs) == ("?", None, 1)
 
 
 def test_parts_count_for_their_own_step_though_another_was_scheduled_since() -> None:
@@ -191,6 +173,8 @@ def test_lengths_have_their_means_and_first_requests_are_cut() -> None:
     later = statistics.fmean(one.sampling.max_tokens or 0 for of in sent for one in of[1:])
     assert later == pytest.approx(200, rel=0.05)
     assert first == pytest.approx(100, rel=0.25)
+    short = requests("plain", 200)  # whose lengths have a limit
+    assert max(len(one.prompt["prompt_token_ids"]) for of in short for one in of) <= 64
 
 
 def test_rows_ask_for_what_they_are_named_after() -> None:
@@ -229,19 +213,19 @@ def test_model_runner_v2_is_given_what_it_supports() -> None:
         graphs=["piecewise"],
         gpus=["0"],
     )
-    made = {start.name: start for start in traffic.starts(args, {"kind": "served"})}
-    assert list(made) == [
-        "half-b piecewise, overlaid/stock",
-        "half-b piecewise thinking, overlaid/stock",
-        "hybrid piecewise, overlaid/stock",
-        "hybrid piecewise thinking, overlaid/stock",
-        "half-b piecewise, overlaid/mrv2",
+    made = list(traffic.starts(args, {"kind": "served"}))
+    assert [f"{start.engine}, {start.sides[1]}" for start in made] == [
+        "0.5B, piecewise, stock",
+        "0.5B, piecewise, thinking budget configured, stock",
+        "hybrid, piecewise, stock",
+        "hybrid, piecewise, thinking budget configured, stock",
+        "0.5B, piecewise, mrv2",
     ]
-    start = made["half-b piecewise, overlaid/mrv2"]
+    start = made[-1]
     cases = start.cases
     assert cases["plain, 32"] == ("half-b-32", "plain")
     settings = {"kind": "served", "engine": "half-b", "graphs": "piecewise", "thinking": False}
-    assert start.settings == settings
+    assert start.spec == settings
     assert {shape for shape, _ in cases.values()} == {"half-b-128", "half-b-32"}
     assert len(cases) == 2 * len([row for row in ROWS.values() if not row.thinking])
     assert ENGINES["hybrid"].rows == ["plain", "thinking-presence"]
@@ -249,7 +233,7 @@ def test_model_runner_v2_is_given_what_it_supports() -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "abouts"),
-    [(["0"], ["half-b piecewise", "half-b full", "hybrid decodes"]), ([], ["half-b none"])],
+    [(["0"], ["0.5B, piecewise", "0.5B, full", "hybrid, decodes"]), ([], ["0.5B, none"])],
 )
 def test_graphs_are_those_of_the_engine_unless_they_are_named(
     gpus: list[str], abouts: list[str]
@@ -258,20 +242,8 @@ def test_graphs_are_those_of_the_engine_unless_they_are_named(
     args = argparse.Namespace(
         shapes=shapes, pairs=["overlaid/stock"], rows=["plain"], graphs=None, gpus=gpus
     )
-    found = [start.about for start in traffic.starts(args, {})]
+    found = [start.engine for start in traffic.starts(args, {})]
     assert found[: len(abouts)] == abouts
-
-
-def test_kernels_are_named_as_they_are_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(child.CACHES[0], str(tmp_path))
-    assert child.compiled() == []
-    for name in ("triton/a/_topk_topp_kernel.ttir", "triton/b/_topk_topp_kernel.ttir", "x/c.cpp"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).touch()
-    (tmp_path / "triton" / "a" / "_topk_topp_kernel.json").write_text(json.dumps({}))
-    assert sorted(child.compiled()) == ["_topk_topp_kernel"] * 2 + ["a C++ kernel"]
 
 
 def test_the_engine_takes_the_markers_without_a_tokenizer() -> None:

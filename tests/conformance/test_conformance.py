@@ -49,7 +49,7 @@ def test_every_test_that_passes_on_stock_passes_on_the_overlay(source: Path) -> 
 
 def test_a_fault_in_a_patched_module_is_reported(source: Path, work: Path) -> None:
     sides = Installations(UPSTREAM, work, sys.executable)
-    module = sides.paths["overlaid"][0] / INPUT_BATCH
+    module = sides.views["overlaid"] / INPUT_BATCH
     text = module.read_text()
     module.unlink()  # a link must not lead the fault into the shared environment
     module.write_text(text.replace("    def swap_states(", "    def swap(", 1) + NO_SWAP)

@@ -1,6 +1,5 @@
 """Properties of every program here: how it is started, and what can happen to its output."""
 
-import json
 import os
 import shlex
 import signal
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from bench.run import save
 from environment.children import children_environment
 from support import interrupts, probes, runs
 from support.sites import REPO, run_package
@@ -25,7 +25,7 @@ def commands(tmp_path: Path) -> dict[str, Sequence[object]]:
     record = tmp_path / HOSTILE
     probes.written(tmp_path / f"{record.name}.rank0", [], label=f"rank0 {HOSTILE}")
     run = tmp_path / "run.json"
-    run.write_text(json.dumps(runs.run(*runs.pairs(2.0), command=HOSTILE)))
+    save(run, runs.run(*runs.pairs(2.0), command=HOSTILE))
     return {
         "probe": ("probe", record),
         "probe --trace": ("probe", record, "--trace", tmp_path / "trace…"),

@@ -1,15 +1,25 @@
 """Slices and runs of the benchmark, made up: nothing in them was measured."""
 
-import copy
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from bench.harness.machine import SCHEMA
-from bench.results.slices import grouped
+from bench.run import Run, Slice
 
 #: A name that a page must show as text.
 HOSTILE = '<script>alert("x")</script> & | "quoted"'
-SIDES = ("overlaid", "stock")
+RUN = Run(
+    command="PYTHONPATH=scripts python -m bench.traffic --site /opt/site --out DIR",
+    commit="ab" * 20,
+    date="2026-11-26",
+    device="NVIDIA H100 80GB HBM3",
+    host="16 cores of AMD EPYC 9654, vLLM 0.22.0, torch 2.11.0, Python 3.12.3",
+    digests={"stock": "12ab" * 16, "overlaid": "89ef" * 16},
+    environment={"VLLM_READINESS": "-fixes"},
+    load="traffic",
+    title="Made up.",
+    seconds=60.0,
+    complete=True,
+)
 
 
 def slice_of(
@@ -19,17 +29,16 @@ def slice_of(
     second: float,
     *,
     figure: str = "tokens/s",
-    sides: tuple[str, str] = SIDES,
+    sides: tuple[str, str] = ("overlaid", "stock"),
     case: str = "plain, 4",
-    **more: Any,
-) -> dict[str, Any]:
+    disturbed: list[str] | None = None,
+) -> Slice:
     """A slice of one figure."""
-    figures = {side: {figure: value} for side, value in zip(sides, (first, second), strict=True)}
-    about = {"round": number, "order": order, "engine": "tiny", "case": case}
-    return {**about, "sides": [*sides], "figures": figures, "problems": [], "disturbed": [], **more}
+    figures = [{figure: first}, {figure: second}]
+    return Slice(number, order, "tiny, none", case, sides, figures, disturbed or [])
 
 
-def pairs(*ratios: float, **more: Any) -> list[dict[str, Any]]:
+def pairs(*ratios: float, **more: Any) -> list[Slice]:
     """Exchanged pairs with these ratios; the first place is 1.5 times as fast."""
     return [
         one
@@ -41,27 +50,6 @@ def pairs(*ratios: float, **more: Any) -> list[dict[str, Any]]:
     ]
 
 
-def run(*slices: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
-    """A whole run that is as its manifest decided."""
-    digests = {"stock": "12ab" * 16, "overlaid": "89ef" * 16}
-    command = "PYTHONPATH=scripts python -m bench.traffic --site /opt/site --out DIR"
-    groups = grouped(slices)
-    rounds = {len({one["round"] for one in of}) for of in groups.values()}
-    manifest = {
-        **{"command": command, "commit": "ab" * 20, "changed": [], "limit": None},
-        "digests": dict(digests),
-        "rounds": max(rounds, default=1),
-        "groups": [[engine, case, list(sides)] for engine, case, sides in groups],
-    }
-    machine = {
-        **{"device": "NVIDIA H100 80GB HBM3", "cpu": "AMD EPYC 9654", "cores": 16},
-        **{"memory GiB": 128, "driver": "570.124", "system": "Ubuntu 24.04, Linux 6.8"},
-    }
-    versions = {"vllm": "0.22.0", "torch": "2.11.0", "python": "3.12.3", "overlay": "0.9.0"}
-    whole = {
-        **{"schema": SCHEMA, "command": command, "date": "2026-11-26", "seconds": 60.0},
-        **{"machine": machine, "versions": versions, "digests": digests, "complete": True},
-        **{"environment": {"VLLM_READINESS": "-fixes"}, "manifest": manifest},
-        **{"title": "Made up.", "slices": list(slices), "problems": []},
-    }
-    return copy.deepcopy({**whole, **changed})
+def run(*slices: Slice, **changed: Any) -> Run:
+    """A whole run."""
+    return replace(RUN, **{"slices": list(slices), "problems": [], **changed})

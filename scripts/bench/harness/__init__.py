@@ -1,1 +1,1 @@
-"""The harness: installations, processes, pairs of sides, and runs written as they come."""
+"""The harness: installations, processes, and pairs of sides."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -23,15 +23,17 @@ LEFT_OUT = {
     "VLLM_READINESS_PROBE": "every process would write to one file; each gets its own",
     "VLLM_READINESS_SYNC_GUARD": "it slows the overlaid side alone",
 }
+#: Sides by name; "again" is stock once more, and "probed" the overlay with the probe on.
+NAMES = ("stock", "again", "mrv2", "overlaid-mrv2", "probed", "overlaid")
+_SIDE = rf"{'|'.join(NAMES)}|overlaid=[^/]+"
 
 
-def parser(description: str, rounds: int, limit: float | None = None) -> argparse.ArgumentParser:
+def parser(description: str, pairs: Sequence[str]) -> argparse.ArgumentParser:
     """Return a parser with the options that the benchmarks share.
 
     Args:
         description: of the program, in its first line.
-        rounds: their number by default.
-        limit: seconds of a run by default.
+        pairs: by default; those of Model Runner V2 need a GPU.
     """
     options = argparse.ArgumentParser(description=description.partition("\n")[0])
     options.add_argument("--venv", help="the installation: a virtual environment's directory,")
@@ -39,9 +41,15 @@ def parser(description: str, rounds: int, limit: float | None = None) -> argpars
     options.add_argument("--python", help="interpreter of the measured processes, if another")
     options.add_argument("--out", type=Path, help="directory for the results (build/bench/TIME)")
     text = "exchanged pairs (%(default)s); fewer than five make no claim"
-    options.add_argument("--rounds", type=_above_0(int), default=rounds, help=text)
+    options.add_argument("--rounds", type=above_0(int), default=5, help=text)
     text = "seconds: begin no round that would end later, judged by the rounds so far"
-    options.add_argument("--limit", type=_above_0(float), default=limit, help=text)
+    options.add_argument("--limit", type=above_0(float), default=float("inf"), help=text)
+    usual = [each for each in pairs if gpus() or "mrv2" not in each]
+    text = f"sides to compare, of {', '.join(NAMES)} and overlaid=VALUE"
+    options.add_argument("--pairs", nargs="+", type=pair, metavar="A/B", default=usual, help=text)
+    text = "1: the sides take turns; 2: at the same time, on halves of the cores (%(default)s)"
+    places = min(2, max(1, len(gpus())))
+    options.add_argument("--places", type=int, choices=(1, 2), default=places, help=text)
     return options
 
 
@@ -87,12 +95,36 @@ def end_on_signals() -> None:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
-def _above_0(kind: Callable[[str], float]) -> Callable[[str], float]:
+def gpus() -> list[str]:
+    """Return the names of the GPUs that vLLM may use, as CUDA_VISIBLE_DEVICES has them."""
+    if not Path("/dev/nvidiactl").exists():
+        return []
+    if named := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return named.split(",")
+    # Counted from 0, whichever of the machine's devices a container shows.
+    return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
+
+
+def pair(text: str) -> str:
+    """Return a pair of sides as it was given; for argparse."""
+    if not re.fullmatch(f"({_SIDE})/(?!\\1$)({_SIDE})", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a pair; give A/B of {', '.join(NAMES)}, or overlaid=VALUE "
+            "(of VLLM_READINESS)"
+        )
+    return text
+
+
+def above_0(kind: Callable[[str], float]) -> Callable[[str], float]:
+    """Return a type of argparse for numbers above 0."""
+
     def number(text: str) -> float:
-        with contextlib.suppress(ValueError):
+        try:
             value = kind(text)
-            if 0 < value < float("inf"):
-                return value
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+        except ValueError:
+            value = 0
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+        return value
 
     return number

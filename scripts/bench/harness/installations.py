@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -15,15 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import Failure
-from bench.harness.kept import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "scripts"
 SIDES = ("stock", "overlaid")
-_ASKED = """
-import importlib.util, platform
-print(platform.python_version(), importlib.util.find_spec("vllm").origin)
-"""
+_ORIGIN = "import importlib.util; print(importlib.util.find_spec('vllm').origin)"
+_PR_SET_PDEATHSIG = 1
 
 
 class Installations:
@@ -32,8 +30,7 @@ class Installations:
     Attributes:
         work: directory for the views, and for the files of a run.
         python: the interpreter of the measured processes.
-        python_version: its version.
-        paths: side to the entries at the front of its PYTHONPATH.
+        views: side to its directory, which goes before the installation's own.
         digests: side to the installation's digest.
     """
 
@@ -47,32 +44,38 @@ class Installations:
         self.site, self.work, self.python = site.resolve(), work, python
         if not (self.site / "vllm").is_dir():
             raise Failure(f"{self.site} holds no vllm; name a site-packages directory that does")
-        self._before = _status(self.site)["digest"]
+        self._before = _overlay("status", self.site)["digest"]
         # Views of both, so that not even bytecode is written into the installation. A process
         # that serves from the installation does not serve from the views: hence --force.
-        stock, overlaid = [work / "pristine", self.site], [work / "overlaid", self.site]
-        _view(self.site, stock[0])
-        if _status(stock[0])["state"] != "pristine":
-            _overlay("revert", "--force", "--site", str(stock[0]), "--python", python)
-        _view(stock[0], overlaid[0])
-        _overlay("apply", "--force", "--site", str(overlaid[0]), "--python", python)
-        self.paths = {"stock": stock, "overlaid": overlaid}
+        self.views = {side: work / side for side in SIDES}
+        stock, overlaid = self.views.values()
+        _view(self.site, stock)
+        if _overlay("status", stock)["state"] != "pristine":
+            _overlay("revert", stock, "--force", "--python", python)
+        _view(stock, overlaid)
+        _overlay("apply", overlaid, "--force", "--python", python)
         self.digests = {
-            "stock": _prove(stock[0], "pristine"),
-            "overlaid": _prove(overlaid[0], "overlaid"),
+            "stock": _prove(stock, "pristine"),
+            "overlaid": _prove(overlaid, "overlaid"),
         }
-        self.python_version = {self._imported(side) for side in SIDES}.pop()
+        for side, view in self.views.items():
+            log = work / f"{side}-import.log"
+            code = self.run(side, ["-c", _ORIGIN], log, 60, {})
+            origin = log.read_text().strip().rpartition("\n")[2]
+            if code != 0 or Path(origin).parents[1] != view:
+                raise Failure(f"{python} does not import vLLM from the {side} side: {origin}")
 
-    def add_copy(self) -> None:
-        """Make another view of stock, as the side "copy".
+    def path(self, side: str, *more: Path) -> str:
+        """Return the PYTHONPATH of a side's processes.
 
-        Raises:
-            Failure: it is not pristine.
+        Args:
+            side: the installation that they import.
+            more: further entries; ``scripts`` always is one.
         """
-        stock, site = self.paths["stock"]
-        self.paths["copy"] = [self.work / "copy", site]
-        _view(stock, self.work / "copy")
-        self.digests["copy"] = _prove(self.work / "copy", "pristine")
+        inherited = filter(None, [os.environ.get("PYTHONPATH")])
+        return os.pathsep.join(
+            [*map(str, (self.views[side], self.site, *more, SCRIPTS)), *inherited]
+        )
 
     def start(
         self,
@@ -81,8 +84,7 @@ class Installations:
         log: Path,
         environment: Mapping[str, str],
         paths: Sequence[Path] = (),
-        cwd: Path | None = None,
-        orphaned: signal.Signals = signal.SIGKILL,
+        **more: Any,
     ) -> subprocess.Popen[bytes]:
         """Start Python on one side, in a session of its own; end it with :func:`end`.
 
@@ -91,24 +93,20 @@ class Installations:
             arguments: of the interpreter.
             log: gets stdout and stderr.
             environment: variables to set.
-            paths: further PYTHONPATH entries; ``scripts`` always is one.
-            cwd: the process's working directory.
-            orphaned: the signal that it gets if this process ends without ending it.
+            paths: further PYTHONPATH entries.
+            more: of Popen, such as the working directory.
         """
-        inherited = filter(None, [os.environ.get("PYTHONPATH")])
-        path = [*map(str, (*self.paths[side], *paths, SCRIPTS)), *inherited]
         # Without the latter, -m looks for vllm in the current directory first.
-        python = {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
-
+        python = {"PYTHONPATH": self.path(side, *paths), "PYTHONSAFEPATH": "1"}
         with log.open("wb") as sink:
             return subprocess.Popen(
                 [self.python, *arguments],
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment, **python},
-                cwd=cwd,
                 start_new_session=True,
-                preexec_fn=lambda: end_with_parent(orphaned),  # noqa: PLW1509 (one thread)
+                preexec_fn=end_with_parent,  # noqa: PLW1509 (one thread)
+                **more,
             )
 
     def run(
@@ -118,28 +116,20 @@ class Installations:
         log: Path,
         timeout: float,
         environment: Mapping[str, str],
-        paths: Sequence[Path] = (),
-        cwd: Path | None = None,
-    ) -> int | str:
+        **more: Any,
+    ) -> int | None:
         """Run Python on one side, and end every process that it leaves behind.
 
-        Args:
-            side: see :meth:`start`, as for those not listed here.
-            arguments: of the interpreter.
-            log: gets stdout and stderr.
-            timeout: in seconds.
-            environment: variables to set.
-            paths: further PYTHONPATH entries.
-            cwd: the process's working directory.
+        The arguments are those of :meth:`start`.
 
         Returns:
-            The exit code, or a sentence if there is none in time.
+            The exit code, or None if there is none after ``timeout`` seconds.
         """
-        process = self.start(side, arguments, log, environment, paths, cwd)
+        process = self.start(side, arguments, log, environment, **more)
         try:
             return process.wait(timeout)
         except subprocess.TimeoutExpired:
-            return f"no end after {timeout:g} s"
+            return None
         finally:
             end(process)
 
@@ -149,21 +139,8 @@ class Installations:
         Raises:
             Failure: its digest is not that of the beginning.
         """
-        if _status(self.site)["digest"] != self._before:
+        if _overlay("status", self.site)["digest"] != self._before:
             raise Failure(f"{self.site} is not what it was when the run began")
-
-    def _imported(self, side: str) -> str:
-        """Refuse an interpreter that imports another vLLM, by an import hook for example.
-
-        Returns:
-            The interpreter's version.
-        """
-        log = self.work / f"{side}-import.log"
-        code = self.run(side, ["-c", _ASKED], log, 60, {})
-        version, _, origin = log.read_text().strip().rpartition("\n")[2].partition(" ")
-        if code != 0 or Path(origin).parent.parent != self.paths[side][0]:
-            raise Failure(f"{self.python} does not import vLLM from the {side} side: {origin}")
-        return version
 
 
 @contextmanager
@@ -192,50 +169,44 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def log_tail(log: Path, lines: int = 40) -> str:
-    """Return the last lines of a log, each cut at 300 characters."""
-    kept = log.read_text(errors="replace").splitlines()[-lines:]
-    return "\n".join(line[:300] for line in kept)
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have the kernel signal this process when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
-def _overlay(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "overlay", *arguments, "--json"]
+def _overlay(command: str, site: Path, *options: str) -> dict[str, Any]:
+    line = [sys.executable, "-m", "overlay", command, "--site", str(site), *options, "--json"]
     env = {**os.environ, "PYTHONPATH": str(SCRIPTS), "PYTHONSAFEPATH": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env=env)
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         answer = {"error": {"reason": done.stderr.strip()}}
     if error := answer.get("error"):
-        told = (error.get(key) for key in ("subject", "reason", "next"))
-        raise Failure(f"overlay {arguments[0]}: {'; '.join(filter(None, told))}")
+        parts = (error.get(key) for key in ("subject", "reason", "next"))
+        raise Failure(f"overlay {command}: {'; '.join(filter(None, parts))}")
     return answer
-
-
-def _status(site: Path) -> dict[str, Any]:
-    return _overlay("status", "--site", str(site))
 
 
 def _prove(site: Path, state: str) -> str:
     """Return the digest of an installation that must be in ``state``, by checksum."""
-    status = _status(site)
+    status = _overlay("status", site)
     if status["state"] != state:
         raise Failure(f"{site} is {status['state']}, and must be {state}")
-    digest: str = status["digest"]
-    return digest
+    return str(status["digest"])
 
 
 def _view(site: Path, view: Path) -> None:
     """Lay out the vLLM files of ``site`` in ``view``, as hard links where that works."""
+
+    def link(source: str, target: str) -> None:
+        try:
+            os.link(os.path.realpath(source), target)
+        except OSError:  # another file system, or one without hard links
+            shutil.copy2(source, target)
+
     infos = [path for path in site.glob("vllm*-*.dist-info") if (path / "METADATA").is_file()]
     for source in (site / "vllm", *infos):
         # Bytecode that another process is writing has such a name for a moment.
         unfinished = shutil.ignore_patterns("*.pyc.*")
-        shutil.copytree(source, view / source.name, copy_function=_link, ignore=unfinished)
-
-
-def _link(source: str, target: str) -> None:
-    try:
-        os.link(os.path.realpath(source), target)
-    except OSError:  # another file system, or one without hard links
-        shutil.copy2(source, target)
+        shutil.copytree(source, view / source.name, copy_function=link, ignore=unfinished)

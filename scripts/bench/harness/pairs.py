@@ -9,255 +9,291 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
+import platform
 import re
+import shlex
 import shutil
 import subprocess
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
-from bench.errors import Failure
-from bench.harness import command_line, disturbance, outputs
-from bench.harness.installations import Installations, end, log_tail
+from bench.errors import Failure, Fatal
+from bench.harness.installations import ROOT, Installations, end, installed
 from bench.harness.kept import Kept
-from bench.harness.machine import gpus
-from bench.harness.run import Job, Run
-from bench.results.slices import DISTURBANCE
+from bench.markdown import markdown
+from bench.run import BUSY, Run, Slice, replace, save
 
-#: Side to the installation that it imports; "again" is stock, "copy" another view of stock, and
-#: "probed" the overlay with the probe on.
-ORIGINS = {
-    **{"stock": "stock", "again": "stock", "copy": "copy", "mrv2": "stock"},
-    **{"overlaid-mrv2": "overlaid", "probed": "overlaid"},
-}
-_OVERLAID = "overlaid"
-_SIDE = rf"{'|'.join(ORIGINS)}|{_OVERLAID}(?:=[^/]+)?"
 #: Seconds for an engine to start, for a slice to end beyond its own time, and for an engine to end.
 #: A hybrid model's kernels compile for minutes.
 _START, _SLICE, _END = 400.0, 240.0, 30.0
+#: Prefixes of the variables that influence a measurement.
+_SETTINGS = (
+    *("VLLM_", "CUDA_", "OMP_", "TORCH", "PYTORCH_", "NCCL_", "CUBLAS_", "TRITON_"),
+    *("MKL_", "KMP_", "GOMP_", "MALLOC_", "LD_PRELOAD", "PYTHONHASHSEED", "PYTHONMALLOC"),
+)
+_LINES = 40  # of a log, in a message
+
+#: The engines of both sides in each place, by side and place.
+Engines = Mapping[tuple[str, int], Kept]
 
 
-class Start(NamedTuple):
+@dataclass(frozen=True)
+class Start:
     """Engines that are started together.
 
     Attributes:
-        about: engine and graphs, for the report.
+        engine: for the report, see :class:`bench.run.Slice`.
         sides: the two that are compared.
         cases: label of each case to the child's argument for it.
-        settings: for the child.
+        spec: for :mod:`bench.child`.
     """
 
-    about: str
+    engine: str
     sides: tuple[str, str]
     cases: Mapping[str, Any]
-    settings: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """Engine, graphs and sides."""
-        return f"{self.about}, {'/'.join(self.sides)}"
+    spec: Mapping[str, Any]
 
 
-class PairRun(Run):
-    """A run of rounds; in each, each pair of sides is measured in both orders.
+@dataclass(frozen=True)
+class Plan:
+    """Measurements of a run.
 
     Attributes:
-        module: of the child, which is given an output file and a JSON object: the start's
-            "settings", the "cores", and the share of GPU "memory". A request is a case's argument
-            and a seed, and is sent twice: for the warm-up, and for the slice.
-        caches: variables of directories for whatever a side compiles.
+        load: see :class:`bench.run.Run`.
+        title: a sentence on the load.
+        environment: variables of every child.
+        starts: in order.
+        paths: further PYTHONPATH entries of the children.
+        client: the installation that every child imports; None for its side's own.
     """
 
-    module: ClassVar[str]
-    caches: ClassVar[Sequence[str]] = ()
+    load: str
+    title: str
+    environment: Mapping[str, str]
+    starts: Sequence[Start]
+    paths: Sequence[Path] = ()
+    client: str | None = None
 
-    def __init__(self, args: argparse.Namespace, installations: Installations) -> None:
-        super().__init__(args, installations)
-        self._starts = {start.name: start for start in self.starts()}
-        self.groups = [
-            (start.about, label, start.sides)
-            for start in self._starts.values()
-            for label in start.cases
-        ]
-        if any("copy" in start.sides for start in self._starts.values()):
-            installations.add_copy()
-        self._count, self._logs = 0, list[Path]()
-        self._started_for, self._kept = "", dict[tuple[str, int], Kept]()
-        self._failed: set[str] = set()
 
-    @abstractmethod
-    def starts(self) -> Sequence[Start]:
-        """Return the starts of a round, in order."""
+class Measurement:
+    """A plan that is carried out; results are written after each slice.
 
-    def variables(self, side: str) -> Mapping[str, str]:
-        """Return the variables of a side's processes, in addition to the run's."""
-        base, _, switch = side.partition("=")
-        return {
-            "VLLM_USE_V2_MODEL_RUNNER": str(int(base.endswith("mrv2"))),
-            **({"VLLM_READINESS": switch} if switch else {}),
-        }
+    Args:
+        args: of the program.
+        installations: stock and overlaid.
+        plan: the measurements.
+    """
 
-    def origin(self, side: str) -> str:
-        """Return the installation that a side's child imports."""
-        return origin(side)
+    def __init__(self, args: argparse.Namespace, installations: Installations, plan: Plan) -> None:
+        self.args, self.installations, self.plan = args, installations, plan
+        self._began = time.monotonic()
+        #: The longest seconds of a start and of a round.
+        self._longest = {"start": 0.0, "round": 0.0}
+        self._count = 0
+        inherited = {name: v for name, v in os.environ.items() if name.startswith(_SETTINGS)}
+        self.run = Run(
+            command=_command(),
+            commit=_commit(),
+            date=datetime.now(timezone.utc).date().isoformat(),
+            device="CPU",
+            host=f"{len(os.sched_getaffinity(0))} cores of {_cpu()}",
+            digests=dict(installations.digests),
+            environment={**inherited, **plan.environment},
+            load=plan.load,
+            title=plan.title,
+        )
+        self._host = self.run.host
 
-    def spec(self, side: str) -> Mapping[str, Any]:
-        """Return further keys of the child's JSON object."""
-        del side
-        return {}
+    def execute(self) -> int:
+        """Measure, and write and print the results.
 
-    def paths(self) -> Sequence[Path]:
-        """Return further entries of the child's path."""
-        return ()
+        Returns:
+            0 if everything was measured; 1 if not; 130 after Ctrl-C.
 
-    def jobs(self) -> list[Job]:
-        """Return a job for each round of each start."""
-        rounds = range(1, self.args.rounds + 1)
-        return [Job(name, number) for name in self._starts for number in rounds]
+        Raises:
+            KeyboardInterrupt: before anything was measured.
+        """
+        try:
+            self._measure()
+            self.run.complete = True
+        except KeyboardInterrupt:
+            if not self.run.slices:
+                raise
+            print("\nbench: stopped; the slices so far are kept", file=sys.stderr)
+        try:
+            self.installations.check_untouched()
+        except Failure as error:
+            self.run.problems.append(str(error))
+        text = self._write()
+        print(f"\n{text}\nrun.json and run.md are in {self.args.out}", flush=True)
+        return int(bool(self.run.problems)) if self.run.complete else 130
 
-    def measure(self, job: Job) -> None:
-        """Measure two sides in both orders.
+    def _measure(self) -> None:
+        """Measure each start; one that fails leaves a problem, and a fatal error ends all."""
+        for start in self.plan.starts:
+            about = f"{start.engine}, {'/'.join(start.sides)}"
+            if self._is_late(sum(self._longest.values()), about):
+                continue
+            try:
+                began = time.monotonic()
+                with self._engines(start, about) as engines:
+                    self._note("start", began)
+                    for number in range(1, self.args.rounds + 1):
+                        if self._is_late(self._longest["round"], f"{about}, round {number}"):
+                            break
+                        began = time.monotonic()
+                        self._round(start, engines, number)
+                        self._note("round", began)
+            except Failure as error:
+                self.run.problems.append(str(error))
+                print(error, file=sys.stderr, flush=True)
+                if isinstance(error, Fatal):
+                    return
+
+    def _is_late(self, seconds: float, about: str) -> bool:
+        late: bool = time.monotonic() - self._began + seconds > self.args.limit
+        if late:
+            print(f"bench: {about} would end too late", file=sys.stderr, flush=True)
+        return late
+
+    def _note(self, name: str, began: float) -> None:
+        self._longest[name] = max(self._longest[name], time.monotonic() - began)
+
+    @contextlib.contextmanager
+    def _engines(self, start: Start, about: str) -> Iterator[Engines]:
+        """Start the engines of both sides in each place, and end them.
 
         Raises:
             Failure: a process failed, or took too long; its log is kept.
-            Fatal: a side's answer is an error.
+            Fatal: an answer is an error.
         """
-        start = self._starts[job.name]
-        if job.name in self._failed:
-            raise Failure(f"{job}: its engines did not start")
+        engines: dict[tuple[str, int], Kept] = {}
+        logs: list[Path] = []
         try:
-            if self._started_for != job.name:
-                self._failed.add(job.name)
-                self._begin(start)
-                self._failed.remove(job.name)
-            for label in start.cases:
-                for order in (0, 1):
-                    self._slice(job, start, order, label)
+            for place, own in enumerate(cores(self.args.places)):
+                for side in start.sides:
+                    self._count += 1
+                    logs.append(self.installations.work / f"{side}-{place}-{self._count}.log")
+                    engines[side, place] = self._start(start, side, place, own, logs[-1])
+            for each in engines.values():
+                about_child = each.answer(_START)
+                self.run.device = about_child["device"]
+                self.run.host = f"{self._host}, {about_child['versions']}"
+            yield engines
+            for each in engines.values():  # all are asked to end before one is waited for
+                each.ask(None)
+            for each in engines.values():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    each.process.wait(_END)
         except Failure as error:
-            self._started_for = ""
-            tails = [f"{shutil.copy(log, self.args.out)}:\n{log_tail(log)}" for log in self._logs]
-            with self.running:
-                raise type(error)("\n".join([f"{job}: {error}", *tails])) from error
+            tails = [f"{shutil.copy(log, self.args.out)}:\n{_tail(log)}" for log in logs]
+            raise type(error)("\n".join([f"{about}: {error}", *tails])) from error
+        finally:
+            for each in engines.values():
+                end(each.process)
 
-    def _begin(self, start: Start) -> None:
-        """Start the engines of both sides in each place; the engines of the former start end."""
-        self.running.close()
-        self._started_for, self._logs, self._kept = start.name, [], {}
+    def _start(self, start: Start, side: str, place: int, own: Sequence[int], log: Path) -> Kept:
+        """Start a side's engine in a place, with its share of the GPUs and its own cores."""
         share = len(self.args.gpus) // self.args.places
-        for place, own_cores in enumerate(cores(self.args.places)):
-            devices = self.args.gpus[place * share :][:share]
-            for side in start.sides:
-                # Of the GPU's memory, the engines of both sides have 0.4 each.
-                own = {"cores": own_cores, "memory": 0.4, **self.spec(side)}
-                spec = {**start.settings, **own}
-                self._kept[side, place] = self._start(f"{side}-{place}", side, spec, devices)
-        for each in self._kept.values():
-            each.started(_START)
-        self.started()
-        for each in self._kept.values():
-            self.running.callback(each.ask, None)  # all are asked to end before one is waited for
-
-    def _start(self, name: str, side: str, spec: Mapping[str, Any], devices: Sequence[str]) -> Kept:
-        """Start a side's engine, which ends with ``self.running``.
-
-        Args:
-            name: for its files.
-            side: of the pair.
-            spec: for the child.
-            devices: GPUs.
-        """
-        work = self.installations.work
-        self._count += 1
-        out, caches = work / f"{name}-{self._count}.json", work / f"{name}-compiled"
+        devices = ",".join(self.args.gpus[place * share :][:share])
+        base, _, switch = side.partition("=")
+        imported = "overlaid" if base in ("overlaid", "overlaid-mrv2", "probed") else "stock"
         environment = {
-            **self.environment,
-            **{
-                name: str(caches / (name.lower() if n else ""))
-                for n, name in enumerate(self.caches)
-            },
-            **self.variables(side),
+            **self.plan.environment,
+            "VLLM_USE_V2_MODEL_RUNNER": str(int(base.endswith("mrv2"))),
+            **({"VLLM_READINESS": switch} if switch else {}),
             **(
-                {"VLLM_READINESS_PROBE": str(out.with_suffix(".probe"))} if side == "probed" else {}
+                {"VLLM_READINESS_PROBE": str(log.with_suffix(".probe"))} if base == "probed" else {}
             ),
-            **({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}),
+            **({"CUDA_VISIBLE_DEVICES": devices} if devices else {}),
         }
-        self._logs.append(out.with_suffix(".log"))
-        command = ["-m", self.module, str(out), json.dumps(spec)]
-        process = self.installations.start(
-            self.origin(side), command, self._logs[-1], environment, self.paths()
-        )
-        self.running.push(lambda error, *_: _end(process, 0.0 if error else _END))
-        return Kept(process, out)
+        spec = {
+            **start.spec,
+            "cores": list(own),
+            "memory": 0.4,  # of the GPU's; the other side has as much
+            "home": str(log.with_suffix(".model")),
+            "path": self.installations.path(imported),
+        }
 
-    def _slice(self, job: Job, start: Start, order: int, label: str) -> None:
-        """Measure a slice on both sides, compare their outputs, and keep it."""
-        answers: dict[str, dict[str, Any]] = {}
+        def begin(descriptor: int) -> subprocess.Popen[bytes]:
+            return self.installations.start(
+                self.plan.client or imported,
+                ["-m", "bench.child", str(descriptor)],
+                log,
+                environment,
+                self.plan.paths,
+                pass_fds=[descriptor],
+            )
+
+        return Kept(begin, spec)
+
+    def _round(self, start: Start, engines: Engines, number: int) -> None:
+        """Measure each case in both orders, and keep the slices."""
         together = self.args.places == 2
-        sides = start.sides[::-1] if order else start.sides
-        kept = {side: self._kept[side, n * together] for n, side in enumerate(sides)}
-        request = (start.cases[label], 2 * job.round + order)
-        for seconds in (0.0, self.args.seconds):  # the warm-up, and then the slice
-            for group in (sides,) if together else ((side,) for side in sides):
-                for side in group:
-                    kept[side].ask(request)
-                for side in group:
-                    answers[side] = kept[side].result(seconds + _SLICE)
-        self.device = answers[sides[0]]["device"]
-        figures = {side: answers[side]["figures"] for side in start.sides}
-        self.keep(
-            {
-                **{"round": job.round, "order": order, "engine": start.about, "case": label},
-                **{"sides": list(start.sides), "figures": figures},
-                "problems": problems(start.sides, answers),
+        for label, case in start.cases.items():
+            for order, sides in enumerate((start.sides, start.sides[::-1])):
+                placed = [(side, engines[side, n * together]) for n, side in enumerate(sides)]
+                answers: dict[str, Any] = {}
+                for work, seconds in (("warm_up", 0.0), ("measure", self.args.seconds)):
+                    for group in (placed,) if together else ([one] for one in placed):
+                        for _, kept in group:
+                            kept.ask((work, case, 2 * number + order))
+                        for side, kept in group:
+                            answers[side] = kept.answer(seconds + _SLICE)
                 # Measured at the same time, noise meets both sides, and the rest is their own.
-                "disturbed": [] if together else _disturbed(figures),
-                "digests": {
-                    side: {
-                        kind: outputs.digest(packed)
-                        for kind, packed in answers[side].get("outputs", {}).items()
-                    }
+                reasons = ("limits",) if together else ("limits", "noise")
+                disturbed = [
+                    f"{side}: {text}"
                     for side in start.sides
-                },
-            }
+                    for kind in reasons
+                    for text in answers[side].get(kind, ())
+                ]
+                first, second = (answers[side]["figures"] for side in start.sides)
+                about = (number, order, start.engine, label, start.sides)
+                self._keep(Slice(*about, [first, second], disturbed))
+
+    def _keep(self, one: Slice) -> None:
+        """Keep a slice, and write and print it."""
+        self.run.slices.append(one)
+        self._write()
+        first, second = one.figures
+        shown = next((name for name in first if one.ratio(name) and name != BUSY), None)
+        figure = f"{shown} {first[shown]:,.4g} / {second[shown]:,.4g}" if shown else "no figure"
+        about = f"{one.engine}, {one.case}, {'/'.join(one.sides)}, round {one.round}"
+        print(
+            "; ".join([f"{self.run.seconds:.0f} s, {about}: {figure}", *one.disturbed]), flush=True
         )
 
+    def _write(self) -> str:
+        """Write the results so far; return them as Markdown."""
+        self.run.seconds = round(time.monotonic() - self._began, 1)
+        save(self.args.out / "run.json", self.run)
+        text = markdown(self.run)
+        replace(self.args.out / "run.md", text.encode())
+        return text
 
-def origin(side: str) -> str:
-    """Return the installation of a side."""
-    return ORIGINS.get(side.partition("=")[0], _OVERLAID)
 
+def measure(args: argparse.Namespace, plan: Callable[[Installations], Plan]) -> int:
+    """Measure with views of the installation that is named.
 
-def problems(sides: Sequence[str], answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the problems of both answers, and where their outputs differ.
-
-    Args:
-        sides: the two.
-        answers: side to the child's answer: "problems", "counts" (received and expected numbers by
-            kind) and "outputs" (packed, by kind), each of which may be missing.
+    Returns:
+        As :meth:`Measurement.execute`; 1 if there is no such installation.
     """
-    texts = []
-    for side in sides:
-        texts += [f"{side}: {text}" for text in answers[side].get("problems", ())]
-        for kind, (received, expected) in answers[side].get("counts", {}).items():
-            if received != expected:
-                texts.append(f"{side}: {received} of {expected} {kind}")
-    one, other = (answers[side].get("outputs", {}) for side in sides)
-    for kind in {**one, **other}:
-        where = outputs.first_difference(one.get(kind, ""), other.get(kind, ""))
-        if where is not None:
-            texts.append(f"{kind} of {' and '.join(sides)} differ: {where}")
-    return texts
-
-
-def _disturbed(figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [
-        f"{side}: {text}"
-        for side, of in figures.items()
-        for text in disturbance.reasons(of.get(DISTURBANCE))
-    ]
+    try:
+        with installed(args.site, args.python) as installations:
+            return Measurement(args, installations, plan(installations)).execute()
+    except Failure as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nbench: stopped; nothing was measured", file=sys.stderr)
+        return 130
 
 
 def cores(places: int) -> list[list[int]]:
@@ -276,44 +312,31 @@ def cores(places: int) -> list[list[int]]:
     return [sorted(ordered[share * place : share * (place + 1)]) for place in range(places)]
 
 
-def _end(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Let an engine end by itself after its last slice; kill the rest."""
+def _command() -> str:
+    """Return the command that repeats this process."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    program = ["-m", spec.name] if spec else [sys.argv[0]]
+    return "PYTHONPATH=scripts " + shlex.join([Path(sys.executable).name, *program, *sys.argv[1:]])
+
+
+def _commit() -> str:
+    """Return the commit that is checked out, with "-dirty" if files differ; empty if unknown."""
+    line = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
-    finally:
-        end(process)
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
 
 
-def pair(text: str) -> str:
-    """Return a pair of sides as it was given; for argparse."""
-    if not re.fullmatch(f"({_SIDE})/(?!\\1$)({_SIDE})", text):
-        names = ", ".join((*ORIGINS, _OVERLAID))
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a pair; give A/B of {names}, or {_OVERLAID}=VALUE (of VLLM_READINESS)"
-        )
-    return text
+def _cpu() -> str:
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text()
+        if name := re.search(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE):
+            return name[1]
+    return platform.machine()
 
 
-def parser(description: str, pairs: Sequence[str], rounds: int = 5) -> argparse.ArgumentParser:
-    """Return a parser with the options of runs of pairs.
-
-    Args:
-        description: of the program, in its first line.
-        pairs: by default; those of Model Runner V2 need a GPU.
-        rounds: by default.
-    """
-    devices = visible()
-    options = command_line.parser(description, rounds)
-    usual = [each for each in pairs if devices or "mrv2" not in each]
-    text = f"sides to compare, of {', '.join((*ORIGINS, _OVERLAID))} and {_OVERLAID}=VALUE"
-    options.add_argument("--pairs", nargs="+", type=pair, metavar="A/B", default=usual, help=text)
-    text = "1: the sides take turns; 2: at the same time, on halves of the cores (%(default)s)"
-    places = min(2, max(1, len(devices)))
-    options.add_argument("--places", type=int, choices=(1, 2), default=places, help=text)
-    return options
-
-
-def visible() -> list[str]:
-    """Return the GPUs that vLLM may use."""
-    return gpus() if Path("/dev/nvidiactl").exists() else []
+def _tail(log: Path) -> str:
+    """Return the last lines of a log, each cut at 300 characters."""
+    return "\n".join(line[:300] for line in log.read_text(errors="replace").splitlines()[-_LINES:])

@@ -29,6 +29,7 @@ class Engine(NamedTuple):
     """An engine, which is started alike on every side.
 
     Attributes:
+        label: its name in reports.
         model: fields of config.json that differ from the demo's model.
         vocabulary: number of its tokens.
         concurrency: numbers of requests in flight that it is measured with.
@@ -40,6 +41,7 @@ class Engine(NamedTuple):
         length: max_model_len in tokens.
     """
 
+    label: str
     model: Mapping[str, Any]
     vocabulary: int
     concurrency: tuple[int, ...]
@@ -105,14 +107,16 @@ ROWS: Mapping[str, Row] = {
 _USUAL = [name for name in ROWS if name != "thinking-presence"]
 
 ENGINES: Mapping[str, Engine] = {
-    "half-b": Engine(HALF_B, 151936, (128, 32, 256, 8, 1), _USUAL),
-    "seven-b": Engine(SEVEN_B, 152064, (64,), _USUAL),
+    "half-b": Engine("0.5B", HALF_B, 151936, (128, 32, 256, 8, 1), _USUAL),
+    "seven-b": Engine("7B", SEVEN_B, 152064, (64,), _USUAL),
     # Its layers do not compile with torch 2.11.
     "hybrid": Engine(
-        HYBRID, 128256, (64,), ["plain", "thinking-presence"], mrv2=False, graphs=["decodes"]
+        *("hybrid", HYBRID, 128256, (64,), ["plain", "thinking-presence"]),
+        mrv2=False,
+        graphs=["decodes"],
     ),
-    "small": Engine(SMALL, 32000, (8,), _USUAL, prompt=32, output=32, length=1024),
-    "tiny": Engine({}, 1024, (4,), _USUAL, prompt=12, output=12, length=256),
+    "small": Engine("small", SMALL, 32000, (8,), _USUAL, prompt=32, output=32, length=1024),
+    "tiny": Engine("tiny", {}, 1024, (4,), _USUAL, prompt=12, output=12, length=256),
 }
 #: Those of one engine are measured in one start of it.
 SHAPES: Mapping[str, Shape] = {
@@ -122,15 +126,51 @@ SHAPES: Mapping[str, Shape] = {
 }
 
 
-class Request(NamedTuple):
-    """A request.
+class Drawn(NamedTuple):
+    """A request as it is drawn, by a seed.
 
     Attributes:
-        name: its id.
-        place: the place of the loop that sends it.
-        prompt: as vLLM takes it.
-        sampling: its sampling parameters.
+        chance: draws more of it.
+        prompt: its tokens.
+        output: number of tokens to generate.
+        parameters: sampling parameters, without those that take a tokenizer.
     """
+
+    chance: random.Random
+    prompt: list[int]
+    output: int
+    parameters: dict[str, Any]
+
+
+def draw(engine: str, row: str, seed: int, place: int, number: int) -> Drawn:
+    """Draw a request; equal arguments give equal ones, whatever the speed.
+
+    Args:
+        engine: a name of :data:`ENGINES`.
+        row: a name of :data:`ROWS`.
+        seed: of the lengths and tokens.
+        place: the place of the loop that sends it, from 0.
+        number: of the request in its place. The first one, 0, is cut at a random length: with all
+            places started together, their ends would come together, too. -1 is a short one that
+            asks for the same as the place's others.
+    """
+    shape, kind = ENGINES[engine], ROWS[row]
+    chance = random.Random(f"{seed}-{row}-{place}-{number}")  # noqa: S311 (draws no secret)
+    length = _length(chance, shape.prompt, shape.length // 4)
+    prompt = chance.choices(range(_FIRST, shape.vocabulary), k=length)
+    output = _length(chance, shape.output, shape.length // 2)
+    if number <= 0:
+        output = math.ceil(output * chance.random()) if number == 0 else _WARMUP
+    parameters: dict[str, Any] = {"temperature": 1.0}
+    if place % kind.every == 0:
+        parameters |= kind.parameters[place // kind.every % len(kind.parameters)]
+    if parameters.get("seed") is True:
+        parameters["seed"] = chance.getrandbits(31)
+    return Drawn(chance, prompt, output, parameters)
+
+
+class Request(NamedTuple):
+    """A request, with its id and the place of the loop that sends it."""
 
     name: str
     place: int
@@ -139,7 +179,7 @@ class Request(NamedTuple):
 
 
 class Source:
-    """The requests of a slice; equal arguments give equal requests, whatever the speed.
+    """The requests of a slice.
 
     Args:
         shape: the engine and the concurrency.
@@ -149,7 +189,7 @@ class Source:
 
     def __init__(self, shape: Shape, row: str, seed: int) -> None:
         self.concurrency = shape.concurrency
-        self._engine, self._row, self._name = ENGINES[shape.engine], ROWS[row], f"{seed}-{row}"
+        self._drawn_by = (shape.engine, row, seed)
         self._sent: Counter[int] = Counter()
 
     def warmup(self, place: int) -> Request:
@@ -157,11 +197,7 @@ class Source:
         return self._request(place, -1)
 
     def following(self, place: int) -> Request:
-        """Return the next request of a place.
-
-        The first one is cut at a random length: with all requests started together, their ends
-        would come together, too.
-        """
+        """Return the next request of a place."""
         self._sent[place] += 1
         return self._request(place, self._sent[place] - 1)
 
@@ -169,19 +205,8 @@ class Source:
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
-        engine, tokens = self._engine, range(_FIRST, self._engine.vocabulary)
-        name = f"{self._name}-{self.concurrency}-{place}-{number}"
-        drawn = random.Random(name)  # noqa: S311 (draws no secret)
-        prompt = drawn.choices(tokens, k=draw_length(drawn, engine.prompt, engine.length // 4))
-        output = draw_length(drawn, engine.output, engine.length // 2)
-        if number <= 0:
-            output = math.ceil(output * drawn.random()) if number == 0 else _WARMUP
-        parameters: dict[str, Any] = {"temperature": 1.0}
-        if place % self._row.every == 0:
-            kinds = self._row.parameters
-            parameters |= kinds[place // self._row.every % len(kinds)]
-        if parameters.get("seed") is True:
-            parameters["seed"] = drawn.getrandbits(31)
+        engine, row, seed = self._drawn_by
+        chance, prompt, output, parameters = draw(engine, row, seed, place, number)
         if parameters.pop("grammar", False):
             parameters["structured_outputs"] = grammars.params()
         if "thinking_token_budget" in parameters:
@@ -198,14 +223,10 @@ class Source:
         )
         if bad_words:
             # vLLM makes tokens of words by a tokenizer, and there is none.
-            sampling._bad_words_token_ids = [drawn.choices(tokens, k=size) for size in _BAD_WORDS]
+            tokens = range(_FIRST, ENGINES[engine].vocabulary)
+            sampling._bad_words_token_ids = [chance.choices(tokens, k=size) for size in _BAD_WORDS]
+        name = f"{seed}-{row}-{self.concurrency}-{place}-{number}"
         return Request(name, place, TokensPrompt(prompt_token_ids=prompt), sampling)
-
-
-def draw_length(drawn: random.Random, mean: int, longest: int) -> int:
-    """Draw a log-normal length of at least 1 token."""
-    value = drawn.lognormvariate(math.log(mean) - _SPREAD**2 / 2, _SPREAD)
-    return min(longest, math.ceil(value))
 
 
 def quantiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
@@ -216,3 +237,9 @@ def quantiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
         for label, share in (("p50", 0.5), ("p99", 0.99))
         if ordered
     }
+
+
+def _length(chance: random.Random, mean: int, longest: int) -> int:
+    """Draw a log-normal length of at least 1 token."""
+    value = chance.lognormvariate(math.log(mean) - _SPREAD**2 / 2, _SPREAD)
+    return min(longest, math.ceil(value))

@@ -8,9 +8,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.harness import disturbance
-from bench.loops.rows import Request, Source, quantiles
-from bench.results.slices import BUSY, DISTURBANCE, UNANSWERED
+from bench.harness.processes import cores, disturbances, snapshot
+from bench.loops.arguments import arguments
+from bench.loops.rows import SHAPES, Request, Source, quantiles
+from bench.run import BUSY
 
 #: Seconds for aborted requests to leave the engine.
 _REST = 0.3
@@ -22,74 +23,66 @@ class Served:
     """An engine and its clients.
 
     Args:
-        arguments: of vLLM's AsyncEngineArgs.
+        spec: see :func:`bench.loops.arguments.arguments`; and the "seconds" of a slice after its
+            "ramp", seconds of traffic that are not measured.
     """
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, spec: Mapping[str, Any]) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         async def start() -> AsyncLLM:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments(spec)))
 
-        self._loop = asyncio.new_event_loop()
+        self._spec, self._loop = spec, asyncio.new_event_loop()
         self._engine: Any = self._loop.run_until_complete(start())
         #: For each output: its arrival, seconds waited for it, number of tokens, and whether it is
         #: the first of its request.
         self._arrivals: list[tuple[float, float, int, bool]] = []
-        self._unanswered = 0
 
-    def warm_up(self, source: Source) -> None:
+    def warm_up(self, case: tuple[str, str], seed: int) -> None:
         """Send a short request from each place."""
 
         async def send() -> None:
+            source = Source(SHAPES[case[0]], case[1], seed)
             places = range(source.concurrency)
             await asyncio.gather(*(self._send(source.warmup(place)) for place in places))
 
         self._loop.run_until_complete(send())
 
-    def measure(self, source: Source, ramp: float, seconds: float) -> dict[str, Any]:
-        """Measure a slice; return its "figures", times in ms.
-
-        Args:
-            source: of the requests.
-            ramp: seconds of traffic before the measured ones.
-            seconds: that are measured.
-        """
-        return self._loop.run_until_complete(self._measure(source, ramp, seconds))
+    def measure(self, case: tuple[str, str], seed: int) -> dict[str, Any]:
+        """Measure a slice; return its "figures" and "noise"."""
+        return self._loop.run_until_complete(self._measure(Source(SHAPES[case[0]], case[1], seed)))
 
     def shutdown(self) -> None:
         """End the engine core."""
         self._engine.shutdown()
 
-    async def _measure(self, source: Source, ramp: float, seconds: float) -> dict[str, Any]:
-        self._arrivals, self._unanswered = [], 0
+    async def _measure(self, source: Source) -> dict[str, Any]:
+        self._arrivals = []
         places = range(source.concurrency)
         loops = [asyncio.create_task(self._place(source, place)) for place in places]
-        await running(loops, ramp)
+        await running(loops, self._spec["ramp"])
         process = self._engine.engine_core.resources.engine_manager.processes[0].pid
         readings: list[int] = []
         reader = asyncio.create_task(_read_utilization(readings))
-        before, began = disturbance.snapshot(process), time.perf_counter()
-        await running(loops, seconds)
-        ended, after = time.perf_counter(), disturbance.snapshot(process)
+        before, began = snapshot(process), time.perf_counter()
+        await running(loops, self._spec["seconds"])
+        ended, after = time.perf_counter(), snapshot(process)
         for task in (*loops, reader):
             task.cancel()
         await asyncio.gather(*loops, reader, return_exceptions=True)
         await asyncio.sleep(_REST)
         arrivals = [one for when, *one in self._arrivals if began <= when < ended]
-        ran = sum(thread.running for thread in disturbance.spent(before, after))
         figures = {
             "tokens/s": sum(tokens for _, tokens, _ in arrivals) / (ended - began),
             **quantiles("ITL", [waited for waited, _, first in arrivals if not first]),
             **quantiles("TTFT", [waited for waited, _, first in arrivals if first]),
-            "engine core's cores": ran / 1e9 / (ended - began),
-            UNANSWERED: self._unanswered,
-            DISTURBANCE: disturbance.during(before, after),
+            "engine core's cores": sum(cores(before, after).values()),
         }
         if readings:
             figures[BUSY] = statistics.mean(readings)
-        return {"figures": figures}
+        return {"figures": figures, "noise": disturbances(before, after)}
 
     async def _place(self, source: Source, place: int) -> None:
         """Send one request after the other."""
@@ -98,12 +91,11 @@ class Served:
 
     async def _send(self, request: Request) -> None:
         """Send a request, and note its outputs as they come."""
-        asked, first, last = request.sampling.logprobs is not None, True, time.perf_counter()
+        first, last = True, time.perf_counter()
         outputs = self._engine.generate(request.prompt, request.sampling, request.name)
         async for output in outputs:
             now, (piece,) = time.perf_counter(), output.outputs
             self._arrivals.append((now, now - last, len(piece.token_ids), first))
-            self._unanswered += asked and not piece.logprobs and bool(piece.token_ids)
             first, last = False, now
 
 

@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bench.loops.rows import Request, Source
+from bench.loops.arguments import arguments
+from bench.loops.rows import SHAPES, Request, Source
 
 #: Kinds of step: with the requests of the step before; of other requests; with a prompt in it.
 SAME, CHANGED, MIXED = KINDS = ("same", "changed", "mixed")
@@ -46,35 +47,32 @@ class Timed:
     """An engine whose steps are timed.
 
     Args:
-        arguments: of vLLM's EngineArgs.
+        spec: as of :class:`bench.loops.served.Served`.
     """
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
+    def __init__(self, spec: Mapping[str, Any]) -> None:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**arguments))
+        self._spec = spec
+        self._engine: Any = LLMEngine.from_engine_args(EngineArgs(**arguments(spec)))
         self._core = self._engine.engine_core.engine_core
         runner = self._core.model_executor.driver_worker.worker.model_runner
         version = 1 + int(os.environ["VLLM_USE_V2_MODEL_RUNNER"])
         self._times = Clock(self._core.scheduler, runner, version).times
 
-    def warm_up(self, source: Source) -> None:
+    def warm_up(self, case: tuple[str, str], seed: int) -> None:
         """Send a short request from each place."""
+        source = Source(SHAPES[case[0]], case[1], seed)
         live = self._begin([source.warmup(place) for place in range(source.concurrency)])
         while live:
             self._step(live)
 
-    def measure(self, source: Source, ramp: float, seconds: float) -> dict[str, Any]:
-        """Measure a slice; return its "figures": medians of each part by kind of step, in ms.
-
-        Args:
-            source: of the requests.
-            ramp: seconds of traffic before the measured ones.
-            seconds: that are measured.
-        """
+    def measure(self, case: tuple[str, str], seed: int) -> dict[str, Any]:
+        """Measure a slice; return its "figures": medians of each part by kind of step, in ms."""
+        source = Source(SHAPES[case[0]], case[1], seed)
         live = self._begin([source.following(place) for place in range(source.concurrency)])
-        for length in (ramp, seconds):
+        for length in (self._spec["ramp"], self._spec["seconds"]):
             self._times.clear()
             end = time.perf_counter() + length
             while time.perf_counter() < end:

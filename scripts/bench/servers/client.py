@@ -17,7 +17,7 @@ import aiohttp
 import uvloop
 
 from bench.errors import Fatal
-from bench.harness.kept import end_with_parent
+from bench.harness.installations import end_with_parent
 from bench.loops.served import running
 from bench.servers.load import MARK, Load, request
 

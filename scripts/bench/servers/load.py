@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import random
 import string
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from bench.loops.rows import ENGINES, ROWS, draw_length
+from bench.loops.rows import ENGINES, draw
 
 #: Rows of :data:`bench.loops.rows.ROWS` that chat completions can ask for.
 CASES = ("plain", "mixed", "logprobs", "presence", "seeded", "greedy")
@@ -20,10 +18,6 @@ NAME = "bench"
 TEMPLATE = "{% for each in messages %}{{ each['content'] }} {% endfor %}"
 #: Begins each word of the generated model's tokenizer, and is nowhere else in it.
 MARK = "t"
-#: The first token id in prompts.
-_FIRST = 9
-#: Tokens that a warm-up request generates.
-_WARMUP = 4
 
 
 class Load(NamedTuple):
@@ -42,35 +36,10 @@ class Load(NamedTuple):
 
 
 def request(load: Load, case: str, seed: int, stream: int, number: int) -> dict[str, Any]:
-    """Return the body of a request; equal arguments give equal ones.
-
-    Args:
-        load: the streams.
-        case: a name of :data:`CASES`.
-        seed: of the lengths and prompts.
-        stream: from 0.
-        number: of the request in its stream. The first one, 0, is cut at a random length: with all
-            streams started together, their ends would come together, too. -1 is a short one that
-            asks for the same as the stream's others.
-    """
-    engine, row = ENGINES[load.engine], ROWS[case]
-    drawn = random.Random(f"{seed}-{case}-{stream}-{number}")  # noqa: S311 (draws no secret)
-    length = draw_length(drawn, engine.prompt, engine.length // 4)
-    output = draw_length(drawn, engine.output, engine.length // 2)
-    if number <= 0:
-        output = math.ceil(output * drawn.random()) if number == 0 else _WARMUP
-    if load.generated:
-        tokens = drawn.choices(range(_FIRST, engine.vocabulary), k=length)
-        words = [f"{MARK}{token}" for token in tokens]
-    else:
-        # A token each in most tokenizers.
-        words = drawn.choices(string.ascii_lowercase, k=length)
-    parameters: dict[str, Any] = {
-        "temperature": 1.0,
-        **row.parameters[stream % len(row.parameters)],
-    }
-    if parameters.get("seed") is True:
-        parameters["seed"] = drawn.getrandbits(31)
+    """Return the body of a request; see :func:`bench.loops.rows.draw`."""
+    _, prompt, output, parameters = draw(load.engine, case, seed, stream, number)
+    letters = string.ascii_lowercase  # a token each in most tokenizers
+    words = [f"{MARK}{n}" if load.generated else letters[n % len(letters)] for n in prompt]
     if (top := parameters.pop("logprobs", None)) is not None:
         parameters |= {"logprobs": True, "top_logprobs": top}
     return {
