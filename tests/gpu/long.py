@@ -27,7 +27,7 @@ import torch
 from bench import thinking
 from engine import mixed
 from engine.generate import DTYPE
-from gpu import kinds, mrope, parity
+from gpu import kinds, mrope, parity, waits
 from support.checkpoint import VOCABULARY, generate
 from support.engine_loop import Arrival, build_engine
 from support.engine_stats import ScheduleStats
@@ -159,6 +159,8 @@ def main(model: Path, out: Path, name: str, seed: str | None = None) -> None:
     here = torch.cuda.is_available()  # else the worker is another process, and not watched
     if here:
         watch.install()
+    if here and os.environ.get(kinds.GUARD):
+        waits.warn_of_missed()
     delays = kinds.delay(int(seed)) if seed is not None else int
     engine = start(model, name)
     report: dict[str, Any] = {"batches": {}, "failed": None, "planted": None}

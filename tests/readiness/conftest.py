@@ -1,18 +1,15 @@
-"""Fixtures of several tests: of fixes, logs, the probe and the sync guard."""
+"""Fixtures of several tests: of fixes, logs and the probe."""
 
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-import vllm.logger
-from readiness.guard import Guard
 from readiness.stand_ins import StandIns
 from support import modules, probes
 from vllm.v1.readiness.engine import fences, gauges, switch
-from vllm.v1.readiness.watch import probe, sync_guard
+from vllm.v1.readiness.watch import probe
 from vllm.v1.readiness.watch.probe import events, metrics, recorder
 
 
@@ -74,27 +71,6 @@ def warned() -> Iterator[Callable[[], list[str]]]:
     """The warnings that the probe has logged so far."""
     with probes.logged(probe) as sentences:
         yield sentences
-
-
-@pytest.fixture
-def guard(monkeypatch: pytest.MonkeyPatch) -> Guard:
-    """The guard, with nothing installed; functions that it replaces are restored."""
-    guard = Guard(monkeypatch)
-    monkeypatch.setattr(sync_guard.logger, "handlers", [guard])
-    monkeypatch.setattr(sync_guard.logger, "propagate", False)
-    monkeypatch.setattr(sync_guard.logger, "isEnabledFor", lambda level: True)
-    vllm.logger._print_info_once.cache_clear()
-    vllm.logger._print_warning_once.cache_clear()
-    monkeypatch.setattr(sync_guard, "current_platform", SimpleNamespace(is_cuda_alike=lambda: True))
-    monkeypatch.setattr(sync_guard, "_reported", set())
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", guard.set_mode)
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", guard.get_mode)
-    for owner in (torch.cuda, torch.accelerator):
-        monkeypatch.setattr(owner, "synchronize", lambda device=None: ("waited", device))
-    for name in ("copy_", "to"):
-        monkeypatch.setattr(torch.Tensor, name, getattr(torch.Tensor, name))
-    return guard
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed
-from readiness.guard import Guard
 from torch.distributed import TCPStore
 from vllm.v1.readiness.engine import identity, ranks
 from vllm.v1.readiness.version import __version__
@@ -196,7 +195,7 @@ def test_one_rank_does_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
         torch.distributed.destroy_process_group()
 
 
-def test_an_engine_compares_what_it_logs(monkeypatch: pytest.MonkeyPatch, guard: Guard) -> None:
+def test_an_engine_compares_what_it_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     digests: list[str | None] = []
     monkeypatch.setattr(identity, "digest", lambda: DIGEST)
     monkeypatch.setattr(ranks, "check", digests.append)

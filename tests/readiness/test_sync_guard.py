@@ -1,223 +1,151 @@
-"""The sync guard, without a GPU; ``tests/gpu/test_sync_guard.py`` has a real device."""
+"""The sync guard, without a GPU; ``tests/gpu/test_sync_guard.py`` has a real device.
 
-import pickle
-import traceback
+Where there is no CUDA, torch has no sync debug mode and warns of nothing. ``wait`` stands in for an
+operation of which it warns.
+"""
+
+import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from readiness.guard import DEFAULT, ERROR, WARN, Guard, Runner
-from torch._dynamo.callback import CallbackTrigger, callback_handler
+import vllm.logger
 from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.watch import startup, sync_guard
-from vllm.v1.readiness.watch.sync_guard import FUNCTIONS, DeviceSyncError
 
 
-def watched() -> list[Any]:
-    """Return the functions that the guard replaces."""
-    tensor = (torch.Tensor.copy_, torch.Tensor.to)
-    return [torch.cuda.synchronize, torch.accelerator.synchronize, *tensor, warnings.showwarning]
+class Runner:
+    """A model runner, as far as the guard knows it; a step calls its argument."""
+
+    def execute_model(self, work: Callable[[], Any], dummy_run: bool = False) -> Any:
+        return work()
+
+    def sample_tokens(self, work: Callable[[], Any]) -> Any:
+        return work()
 
 
-# Installation.
+def wait() -> int:
+    """Do what torch's mode ``warn`` warns of."""
+    warnings.warn("called a synchronizing CUDA operation (at CUDA.cpp:1.)", stacklevel=2)
+    return 7
 
 
-@pytest.mark.parametrize("value", ["", "off"])
-def test_nothing_is_installed_when_it_is_off(value: str, guard: Guard) -> None:
-    before, filters = watched(), list(warnings.filters)
-    assert vars(guard.installed(value)) == {}
-    assert watched() == before
-    assert warnings.filters == filters
+@pytest.fixture
+def modes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The modes that torch was set to; the process seems to have CUDA."""
+    modes: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def set_mode(mode: str) -> None:
+        warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
+        modes.append(mode)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    monkeypatch.setattr(sync_guard, "_reported", set())
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    vllm.logger._print_warning_once.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # each place once
+        monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+        yield modes
 
 
-@pytest.mark.parametrize(("platform", "available"), [(False, True), (True, False)])
-def test_without_cuda_the_log_says_once_that_there_is_nothing_to_guard(
-    platform: bool, available: bool, guard: Guard
-) -> None:
-    there = SimpleNamespace(is_cuda_alike=lambda: platform)
-    guard.patch.setattr(sync_guard, "current_platform", there)
-    guard.patch.setattr(torch.cuda, "is_available", lambda: available)
-    before = watched()
-    for _ in range(2):
-        assert vars(guard.installed("error")) == {}
-    assert watched() == before
-    ((level, message),) = guard.records
-    assert level == "WARNING"
-    assert "nothing to guard" in message
+@pytest.fixture
+def runner(modes: list[str]) -> Runner:
+    return Runner()
 
 
-def test_starting_an_engine_guards_its_runner_and_logs_it(guard: Guard) -> None:
-    guard.patch.setenv(switch.SYNC_GUARD, "error")
-    runner = Runner()
+def started(runner: Runner, word: str, monkeypatch: pytest.MonkeyPatch) -> Runner:
+    monkeypatch.setenv(switch.SYNC_GUARD, word)
     startup.start(runner)
-    with pytest.raises(DeviceSyncError):
-        runner.sample_tokens(guard.wait)
-    assert any("(VLLM_READINESS_SYNC_GUARD=error)" in message for _, message in guard.records)
+    return runner
 
 
-def test_functions_are_wrapped_once_whatever_is_guarded_twice(guard: Guard) -> None:
-    """Another runner, or the same one by the overlay and by a plugin."""
-    runner = guard.installed("warn")
-    once = watched()
-    guard.installed("error")
-    sync_guard.install(runner)
-    assert watched() == once
-    assert runner.sample_tokens(guard.wait) == 7
-    assert len(guard.reports()) == 1
-    assert guard.mode == DEFAULT
-
-
-# The mode.
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("word", ["warn", "error"])
-@pytest.mark.parametrize("before", [DEFAULT, WARN, ERROR])
-def test_a_step_runs_under_the_mode_warn_and_restores_the_one_before(
-    function: str, word: str, before: int, guard: Guard
+@pytest.mark.parametrize("word", ["", "off"])
+def test_nothing_is_installed_when_it_is_off(
+    word: str, runner: Runner, modes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = getattr(guard.installed(word), function)
-    guard.mode = before
-    assert step(guard.get_mode) == WARN
-    assert guard.mode == before
-    with pytest.raises(ZeroDivisionError):
-        step(lambda: 1 // 0)
-    assert guard.mode == before
+    before = warnings.showwarning
+    assert vars(started(runner, word, monkeypatch)) == {}
+    assert (warnings.showwarning, modes) == (before, [])
 
 
-def test_the_dummy_steps_of_a_warm_up_are_not_guarded(guard: Guard) -> None:
-    runner = guard.installed("error")
-    assert runner.execute_model(guard.wait, dummy_run=True) == 7
-    with pytest.raises(DeviceSyncError):
-        runner.execute_model(guard.wait)
+def test_without_cuda_the_log_says_that_there_is_nothing_to_guard(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert vars(started(runner, "error", monkeypatch)) == {}
+    assert "nothing to guard" in caplog.text
 
 
-# Reports of a wait.
+@pytest.mark.parametrize("name", ["execute_model", "sample_tokens"])
+def test_a_wait_in_a_step_is_raised(
+    name: str, runner: Runner, modes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = getattr(started(runner, "error", monkeypatch), name)
+    assert modes == ["warn"]
 
-
-def test_an_error_names_the_function_and_the_next_step(guard: Guard) -> None:
-    def planted() -> None:
-        guard.wait()
-
-    with pytest.raises(RuntimeError, match=r"^sample_tokens waits for the device") as caught:
-        guard.installed("error").sample_tokens(planted)
-    assert "VLLM_READINESS_SYNC_GUARD=warn lists every such place; unset it" in str(caught.value)
-    assert "in planted" in "".join(traceback.format_exception(caught.value))
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-
-
-def test_a_warning_is_logged_with_the_stack_of_the_step(guard: Guard) -> None:
     def planted() -> int:
-        return guard.wait()
+        return wait()
 
-    assert guard.installed("warn").sample_tokens(planted) == 7
-    (report,) = guard.reports()
-    first, *frames = report.splitlines()
-    assert first.startswith("sample_tokens waits for the device: it called a synchronizing")
-    assert "in sample_tokens" in frames[0]
-    assert any("in planted" in frame for frame in frames)
-    assert "return guard.wait()" in report
-    assert sync_guard.__file__ not in report
-    assert "test_a_warning_is_logged" not in report
+    assert planted() == 7  # no step
+    with pytest.raises(RuntimeError, match=f"^{name} waits for the device") as caught:
+        step(planted)
+    assert "in planted" in str(caught.value)
 
 
-def test_each_stack_is_logged_once(guard: Guard) -> None:
-    """Stacks of different functions, lines, or ways to one line."""
-    runner = guard.installed("warn")
+def test_each_stack_is_logged_once(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started(runner, "warn", monkeypatch)
+    started(runner, "warn", monkeypatch)  # no second report of each
 
-    def here() -> None:
-        guard.wait()
+    def detour() -> int:
+        return wait()
 
-    def there() -> None:
-        guard.wait()
-
-    def detour() -> None:
-        here()
-
-    execute, sample = runner.execute_model, runner.sample_tokens
-    stacks: list[Any] = [(sample, here), (sample, there), (execute, here), (execute, detour)]
     for _ in range(3):
-        for step, work in stacks:
-            step(work)
-    assert len(guard.reports()) == len(stacks)
+        for work in (wait, detour):
+            assert runner.sample_tokens(work) == 7
+    reports = [text for text in caplog.messages if text.startswith("sample_tokens waits for the")]
+    assert len(reports) == 2
+    assert "in detour" in reports[1]
 
 
-# Threads.
+def test_the_dummy_steps_of_a_warm_up_are_not_guarded(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert started(runner, "error", monkeypatch).execute_model(wait, dummy_run=True) == 7
 
 
-def in_thread(work: Callable[[], object]) -> object:
-    """Return what the work returns in another thread, or what it raises."""
+def test_a_wait_of_another_thread_is_not_reported(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started(runner, "error", monkeypatch)
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(work)
-        return future.exception() or future.result()
+        assert runner.sample_tokens(lambda: pool.submit(wait).result()) == 7
+    assert "waits for" not in caplog.text
 
 
-@pytest.mark.parametrize("word", ["warn", "error"])
-def test_a_wait_in_another_thread_is_its_own_affair(word: str, guard: Guard) -> None:
-    """Torch's mode is the process's, so that torch warns in that thread."""
+def test_other_warnings_are_shown(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
-    guard.patch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
-    runner = guard.installed(word)
-
-    def beside() -> int:
-        torch.cuda.synchronize()
-        return guard.wait()
-
-    assert runner.sample_tokens(lambda: in_thread(beside)) == 7
-    assert (guard.reports(), shown) == ([], [])
-    guard.mode = WARN
-    assert in_thread(beside) == runner.sample_tokens(lambda: in_thread(beside)) == 7
-    assert (guard.reports(), len(shown)) == ([], 2)
-    guard.mode = ERROR
-    for found in (runner.sample_tokens(lambda: in_thread(beside)), in_thread(beside)):
-        assert type(found) is RuntimeError
-        assert "called a synchronizing" in str(found)
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
+    warnings.simplefilter("always")
+    started(runner, "error", monkeypatch).sample_tokens(lambda: warnings.warn("x", stacklevel=1))
+    assert shown == ["x"]
 
 
-# Compilation.
-
-
-@pytest.mark.parametrize("reset", [False, True])
-@pytest.mark.parametrize("word", ["warn", "error"])
-def test_waits_of_torch_compile_are_left_alone(word: str, reset: bool, guard: Guard) -> None:
-    """The real callbacks announce them; nested compilations are one."""
-    runner = guard.installed(word)
-    if reset:  # it drops every callback
-        torch._dynamo.reset()
-
-    def compiles() -> None:
-        with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
-            with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "1/0"):
-                guard.wait()
-                torch.cuda.synchronize()
-            guard.wait()
-
-    runner.sample_tokens(compiles)
-    assert guard.reports() == []
-    compiles()
-
-    def compiles_and_waits() -> None:
-        compiles()
-        guard.wait()
-
-    if word == "error":
-        with pytest.raises(DeviceSyncError):
-            runner.sample_tokens(compiles_and_waits)
+@pytest.mark.parametrize("file", ["torch/_inductor/runtime/benchmarking.py", "other.py"])
+def test_waits_of_a_compilation_are_not_reported(
+    file: str, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(runner, "error", monkeypatch)
+    scope: dict[str, Any] = {"wait": wait}
+    exec(compile("def trial(): return wait()", f"/site/{file}", "exec"), scope)
+    if file == "other.py":
+        with pytest.raises(RuntimeError, match="waits for the device"):
+            runner.sample_tokens(scope["trial"])
     else:
-        runner.sample_tokens(compiles_and_waits)
-        assert len(guard.reports()) == 1
-
-
-def test_benchmarks_of_compiled_kernels_are_left_alone(guard: Guard) -> None:
-    runner = guard.installed("error")
-    source = "def trial():\n    torch.cuda.synchronize()\n"
-    scope: dict[str, Any] = {"torch": torch}
-    exec(compile(source, "/site/torch/_inductor/runtime/benchmarking.py", "exec"), scope)
-    runner.sample_tokens(scope["trial"])
-    exec(compile(source, "/site/torch/_other/benchmarking.py", "exec"), scope)
-    with pytest.raises(DeviceSyncError):
-        runner.sample_tokens(scope["trial"])
+        assert runner.sample_tokens(scope["trial"]) == 7
