@@ -13,7 +13,7 @@ WORKERS ?= $(shell n=$$(nproc) && echo $$((n < 4 ? n + 1 : 4)))
 BY_FILE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # An empty value on the command line is a mistake; in the environment it means nothing.
-EMPTY := VENV SITE PYTHON WHEEL MODEL FILE EXTRA PATCH RELEASE SHA256 COMPARE LEAVE
+EMPTY := VENV SITE PYTHON WHEEL MODEL FILE EXTRA PATCH RELEASE SHA256 LEAVE
 $(foreach name,$(EMPTY),$(if $(value $(name)),,$(if $(filter command%,$(origin $(name))),\
   $(error $(name)= is empty: give it a value, or leave it out))))
 # An interpreter that the environment names does not contradict a target on the command line.
@@ -147,8 +147,8 @@ conformance: bench-environment ## run upstream's own tests on pristine and overl
 bench-environment: tools
 	@$(if $(OWN_ENV),$(if $(filter-out $(TEST_ENV),$(BENCH_ENV)),$(ENVIRONMENT) serve $(BENCH_ENV)))
 
-probe: ## show the probe's recordings in FILE, the value of VLLM_READINESS_PROBE; COMPARE="a b": both
-	@$(PACKAGES) $(PY3) -m probe $(if $(COMPARE),--compare $$COMPARE,"$$FILE") $(ARGS)
+probe: ## show the parts of a step and who waits, from FILE: a server's http://HOST:PORT/metrics, or a file of the probe
+	@$(PACKAGES) $(PY3) -m probe "$$FILE" $(ARGS)
 
 test: test-environment lint ## run the tests, in an environment that it makes (build/env)
 	@$(TEST_ENV)/bin/python -m pytest $(BY_FILE) $(ARGS)

@@ -1,13 +1,10 @@
-"""Show the probe's records.
+"""Show the parts of a step and the waits for the device.
 
-    python3 scripts/probe FILE [--last 30s] [--json] [--trace TRACE.json]
-    python3 scripts/probe --compare FILE OTHER [--last 30s]
+    python3 scripts/probe SOURCE
 
-FILE is the value of VLLM_READINESS_PROBE when the engine ran, or the file of one of its
-processes (FILE.rank0). Prints a table of p50, p90, p99 and maximum in milliseconds for each
-process, and what each part has of a step; --compare shows the steps of two recordings beside
-one another; --trace also writes a Chrome trace, for https://ui.perfetto.dev. Needs the standard
-library only, and not vLLM.
+SOURCE is the address of a running server's metrics, such as http://localhost:8000/metrics, or the
+file that VLLM_READINESS_PROBE named when an engine ran. Prints a table for each process; times are
+in milliseconds. Needs the standard library only, and not vLLM.
 """
 
 from __future__ import annotations
@@ -18,11 +15,10 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until output.run: there is nothing to clean up
 
 import argparse
-import json
-import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from urllib.request import urlopen
 
 if not __package__:
     # Started by its directory: load that, and what it needs, as the packages that they are.
@@ -39,80 +35,41 @@ if not __package__:
 from overlay import output
 from overlay.output import escaped
 
-from probe import compare, engines, records, table, trace_events
+from probe import report
+
+#: Seconds to wait for a server's page.
+_PATIENCE = 10
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the table; return 0, or 1 if there is nothing to read."""
     parser = argparse.ArgumentParser(prog="probe", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("file", type=Path, nargs="?", help="the value of VLLM_READINESS_PROBE")
-    parser.add_argument("--last", type=_seconds, help="only the newest stretch: 30s, 500ms, 2m")
-    parser.add_argument("--json", action="store_true", help="the table for programs")
-    parser.add_argument("--trace", type=Path, help="write a Chrome trace for Perfetto")
-    parser.add_argument(
-        "--compare", type=Path, nargs=2, metavar="FILE", help="the steps of two recordings"
-    )
-    args = parser.parse_args(argv)
-    if (args.file is None) != bool(args.compare):
-        parser.error("name one file, or two with --compare")
+    parser.add_argument("source", help="the address of /metrics, or a file of the probe")
+    source = parser.parse_args(argv).source
     try:
-        if args.compare:
-            return _compare(args.compare, args.last)
-        processes, remarks = _read(args.file, args.last)
-        if args.trace:
-            args.trace.write_text(json.dumps(trace_events.document(processes)))
-    except (records.ProbeError, OSError) as error:
-        print(escaped(f"probe: {error}"), file=sys.stderr)
+        text = report.text(_page(source))
+    except (OSError, ValueError) as error:
+        print(escaped(f"probe: {source or 'FILE'}: {error}"), file=sys.stderr)
         return 1
-    _remark(remarks)
-    if args.json:
-        tables = {
-            process.label: {
-                "header": process.header,
-                "rows": [row._asdict() for row in table.rows(process)],
-            }
-            for process in processes
-        }
-        print(json.dumps(tables, indent=1))
-    else:
-        print(table.text(processes), end="")
-        if args.trace:
-            print(escaped(f"{args.trace}: open it at https://ui.perfetto.dev"))
-    # Without a trace, the table is the only result.
-    return 1 if output.lost() and not args.trace else 0
-
-
-def _read(file: Path, last: float | None) -> tuple[list[records.Process], list[str]]:
-    """Read an engine's files; errors as for :func:`engines.engine`."""
-    processes, remarks = engines.engine(file)
-    if engines.several_hosts(processes):
-        remarks.append(
-            "these processes ran on several hosts, whose times are aligned by the time of day; it "
-            "may differ by milliseconds or more"
-        )
-    return (engines.newest(processes, last) if last else processes), remarks
-
-
-def _remark(remarks: Iterable[str]) -> None:
-    for sentence in remarks:
-        print(escaped(f"probe: {sentence}"), file=sys.stderr)
-
-
-def _compare(files: Sequence[Path], last: float | None) -> int:
-    sides = [_read(file, last) for file in files]
-    for _, remarks in sides:
-        _remark(remarks)
-    one, other = (processes for processes, _ in sides)
-    print(compare.text([file.name for file in files], one, other), end="")
+    print(text, end="")
     return 1 if output.lost() else 0
 
 
-def _seconds(text: str) -> float:
-    """Parse a length of time: 30s, 500ms, 2m, or seconds without a unit."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", text)
-    if found is None or not float(found[1]):
-        raise argparse.ArgumentTypeError(f"{text} is no length of time; write 30s, 500ms or 2m")
-    return float(found[1]) * {"ms": 1e-3, "s": 1, "": 1, "m": 60, "h": 3600}[found[2]]
+def _page(source: str) -> str:
+    """Read a page of metrics.
+
+    Raises:
+        OSError: the page cannot be read.
+        ValueError: no source is named.
+    """
+    if not source:
+        raise ValueError(
+            "name a file, or an address: make probe FILE=http://localhost:8000/metrics"
+        )
+    if source.startswith(("http://", "https://")):
+        with urlopen(source, timeout=_PATIENCE) as answer:
+            return str(answer.read(), "utf-8", "replace")
+    return Path(source).read_text("utf-8", "replace")
 
 
 if __name__ == "__main__":

@@ -1,28 +1,27 @@
-"""The probe's figures on the /metrics of real servers: overlaid, and stock with a plugin.
+"""The probe's figures on the /metrics of a real overlaid server.
 
-Beside several servers this process writes known figures, as a worker would.
+Beside several servers this process counts, as a worker would.
 """
 
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from demo import model
+from probe import report
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from readiness.metrics import EXPORTED, METRICS, VALUES, write
+from readiness.metrics import EXPORTED, METRICS, VALUES
 from support import sites
 from support.engine import Engine
 from support.server import Server
-from vllm.v1.readiness.engine import gauges
+from vllm.v1.readiness.engine import gauges, switch
+from vllm.v1.readiness.watch import exports
+from vllm.v1.readiness.watch.probe import histograms
 
-#: How a server gets the probe.
-WAYS = ("overlaid", pytest.param("plugin", marks=pytest.mark.slow))
-PLUGIN = sites.REPO / "scripts" / "probe" / "plugin"
 PREFIX = "vllm:readiness_"
 #: Some of vLLM's own metrics, by the names that dashboards use.
 VLLMS = {
@@ -31,59 +30,50 @@ VLLMS = {
 }
 
 
-@pytest.fixture(scope="module")
-def environments(folder: Path, stock: Engine, overlaid: Engine) -> dict[str, dict[str, str]]:
-    """By way, the variables that a server runs with."""
-    tests = sites.REPO / "tests"
-    searched = {"overlaid": [overlaid.site, tests], "plugin": [stock.site, PLUGIN, tests]}
-    return {
-        way: {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, searched[way])),
-            "VLLM_READINESS_PROBE": str(folder / f"probe of {way}"),
-            "VLLM_READINESS_SLOTS": "0",  # penalties fall back
-        }
-        for way in searched
-    }
-
-
 class Probed(Server):
     """A server over a small generated model."""
-
-    def __init__(self, folder: Path, way: str, engine: Engine, environment: dict[str, str]) -> None:
-        drawn = ["--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager"]
-        log, paths = folder / f"{way}.log", [PLUGIN] if way == "plugin" else []
-        super().__init__(engine, log, folder / "served model", drawn, paths, environment)
 
     def metrics(self) -> dict[str, Metric]:
         """Return the metric families of /metrics, by name."""
         return by_name(self.ask("/metrics"))
 
 
-Servers = Callable[[str], Probed]
+@pytest.fixture(scope="module")
+def environment(overlaid: Engine) -> dict[str, str]:
+    """The variables that a server runs with."""
+    searched = (overlaid.site, sites.REPO / "tests")
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, searched)),
+        "VLLM_READINESS_PROBE": "1",
+        "VLLM_READINESS_SLOTS": "0",  # penalties fall back
+    }
 
 
 @pytest.fixture(scope="module")
-def servers(
-    folder: Path, environments: dict[str, dict[str, str]], stock: Engine, overlaid: Engine
-) -> Iterator[Servers]:
-    """Return a way's server, which is started when it is first asked for."""
+def server(folder: Path, environment: dict[str, str], overlaid: Engine) -> Iterator[Probed]:
+    """A server that has generated three tokens."""
     model.write(folder / "served model", num_attention_heads=2, num_key_value_heads=1)
-    started: dict[str, Probed] = {}
-
-    def server(way: str) -> Probed:
-        if way not in started:
-            engine = overlaid if way == "overlaid" else stock
-            started[way] = Probed(folder, way, engine, environments[way])
-            started[way].wait()
-            started[way].generate([11, 13, 17], max_tokens=3, presence_penalty=1.0)
-        return started[way]
-
+    drawn = ["--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager"]
+    log = folder / "probed.log"
+    running = Probed(overlaid, log, folder / "served model", drawn, [], environment)
     try:
-        yield server
+        running.wait()
+        running.generate([11, 13, 17], max_tokens=3, presence_penalty=1.0)
+        yield running
     finally:
-        for running in started.values():
-            running.stop()
+        running.stop()
+
+
+@pytest.fixture
+def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory in which this process exports."""
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    monkeypatch.setenv(switch.EXPORTS, str(folder))
+    monkeypatch.setattr(exports, "_exports", exports.Exports())
+    histograms.clear()
+    return folder
 
 
 def by_name(page: str) -> dict[str, Metric]:
@@ -105,29 +95,23 @@ def samples(family: Metric) -> dict[tuple[str, ...], float]:
     }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_server_shows_what_its_own_steps_took(way: str, servers: Servers) -> None:
-    """Three tokens took three steps; figures are written every two seconds."""
+def test_a_server_shows_what_its_own_steps_took(server: Probed) -> None:
+    """Three tokens took three steps."""
+    page = server.metrics()
     metrics = ("execute_model", "sample_tokens", "output_interval", "schedule")
-    server = servers(way)
-    deadline = time.monotonic() + 60
-    while True:
-        page = server.metrics()
-        steps, sampled, outputs, scheduled = (
-            samples(page[f"{PREFIX}{name}_seconds"]) for name in metrics
-        )
-        if steps.get(("_count", "rank0"), 0) >= 3 and scheduled:
-            break
-        assert time.monotonic() < deadline, server.log.read_text()[-4000:]
-        time.sleep(0.5)
+    steps, sampled, outputs, scheduled = (
+        samples(page[f"{PREFIX}{name}_seconds"]) for name in metrics
+    )
     assert steps["_count", "rank0"] == sampled["_count", "rank0"] == 3
     assert outputs["_count", "rank0"] == 2
     assert steps["_sum", "rank0"] > 0
     assert scheduled["_count", "engine0"] >= 3
+    assert samples(page[f"{PREFIX}tokens"])["_total", "engine0"] == 3
+    assert "tokens/s" in report.text(server.ask("/metrics"))
 
 
-def test_a_server_names_its_overlay_and_counts_fallbacks(servers: Servers) -> None:
-    page = servers("overlaid").metrics()
+def test_a_server_names_its_overlay_and_counts_fallbacks(server: Probed) -> None:
+    page = server.metrics()
     (info,) = page[f"{PREFIX}info"].samples
     assert info.labels["runner"] == "V1"
     assert info.labels["version"] == sites.OVERLAY.pin.overlay
@@ -137,11 +121,10 @@ def test_a_server_names_its_overlay_and_counts_fallbacks(servers: Servers) -> No
     assert fallbacks["_total", "penalties", gauges.NO_SLOT] >= 3
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_vllms_own_metrics_are_still_there(way: str, servers: Servers) -> None:
-    page = servers(way).metrics()
+def test_vllms_own_metrics_are_still_there(server: Probed) -> None:
+    page = server.metrics()
     ours = {name for name in page if name.startswith(PREFIX)}
-    assert ours == METRICS | VALUES | (EXPORTED if way == "overlaid" else set())
+    assert ours == METRICS | VALUES | EXPORTED
     assert page.keys() >= VLLMS
     tokens = page["vllm:generation_tokens"].samples
     assert [s.value for s in tokens if s.name.endswith("_total")] == [3]
@@ -149,11 +132,9 @@ def test_vllms_own_metrics_are_still_there(way: str, servers: Servers) -> None:
 
 #: Makes the routes of one of several servers, and prints its page.
 OF_SEVERAL = """
-import vllm.plugins, vllm.v1.metrics.prometheus
-if {early}:
-    vllm.plugins.load_general_plugins()
-from vllm.entrypoints.serve.instrumentator.metrics import attach_router
+import vllm.plugins
 vllm.plugins.load_general_plugins()
+from vllm.entrypoints.serve.instrumentator.metrics import attach_router
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from prometheus_client import Counter
@@ -169,27 +150,21 @@ print("\\n== " + answer.text, end="")
 """
 
 
-@pytest.mark.parametrize(
-    ("way", "early"),
-    [
-        ("overlaid", True),
-        pytest.param("plugin", True, marks=pytest.mark.slow),
-        pytest.param("plugin", False, marks=pytest.mark.slow),
-    ],
-)
 def test_each_of_several_servers_shows_the_same(
-    way: str, early: bool, environments: dict[str, dict[str, str]], tmp_path: Path
+    environment: dict[str, str], tmp_path: Path, exported: Path
 ) -> None:
     """With --api-server-count, where the route of /metrics makes a registry a scrape."""
-    environment = environments[way]
-    counted = write(Path(environment["VLLM_READINESS_PROBE"]), "rank3", (1, 5_000, 0))
-    program = OF_SEVERAL.format(early=early)
+    histograms.observe("sample_tokens", 5_000, "rank3")
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", OF_SEVERAL],
         capture_output=True,
         text=True,
         check=False,
-        env={**environment, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+        env={
+            **environment,
+            "VLLM_READINESS_EXPORTS": str(exported),
+            "PROMETHEUS_MULTIPROC_DIR": str(tmp_path),
+        },
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
@@ -197,4 +172,3 @@ def test_each_of_several_servers_shows_the_same(
     assert samples(page["vllm:of_its_own"])[("_total",)] == 1
     values = samples(page[f"{PREFIX}sample_tokens_seconds"])
     assert values["_count", "rank3"] == values["_bucket", "5e-06", "rank3"] == 1
-    counted.remove()

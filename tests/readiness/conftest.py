@@ -1,16 +1,16 @@
 """Fixtures of several tests: of fixes, logs and the probe."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from readiness.stand_ins import StandIns
-from support import modules, probes
+from support import modules
 from vllm.v1.readiness.engine import fences, gauges, switch
-from vllm.v1.readiness.watch import probe
-from vllm.v1.readiness.watch.probe import events, metrics, recorder
+from vllm.v1.readiness.watch import exports
+from vllm.v1.readiness.watch.probe import histograms, methods
 
 
 @pytest.fixture(params=modules.SIDES)
@@ -47,37 +47,23 @@ def unwritten_memory_shows() -> Iterator[None]:
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The path that this process records to, without a thread that runs on."""
-    file = tmp_path / "file"
-    monkeypatch.setattr(recorder, "_path", str(file))
-    monkeypatch.setattr(recorder, "_recorder", None)
-    monkeypatch.setattr(events, "_torch_event", torch.Event, raising=False)
-    monkeypatch.setattr(recorder.Recorder, "start_thread", lambda _: None)
-    monkeypatch.setattr(fences, "listeners", [recorder.record_fence])
-    recorder.log_once.cache_clear()
-    return file
-
-
-@pytest.fixture
-def stand_ins(file: Path) -> StandIns:
-    """Upstream's classes, observed; nothing is recorded yet."""
-    assert file
-    return StandIns()
-
-
-@pytest.fixture
-def warned() -> Iterator[Callable[[], list[str]]]:
-    """The warnings that the probe has logged so far."""
-    with probes.logged(probe) as sentences:
-        yield sentences
-
-
-@pytest.fixture
-def metrics_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The value of VLLM_READINESS_PROBE; nothing has been logged yet."""
-    path = tmp_path / "a [probe]*"
-    monkeypatch.setenv(switch.PROBE, str(path))
+def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of exports, in which this process has a new file and nothing counted."""
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    monkeypatch.setenv(switch.EXPORTS, str(folder))
+    monkeypatch.setenv(switch.PROBE, "1")
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
-    monkeypatch.setattr(metrics, "_warned", set())
-    return path
+    monkeypatch.setattr(exports, "_exports", exports.Exports())
+    monkeypatch.setattr(methods, "state", methods.State())
+    monkeypatch.setattr(methods, "this_thread", methods.ThreadState())
+    monkeypatch.setattr(fences, "listeners", [methods.record_fence])
+    histograms.clear()
+    return folder
+
+
+@pytest.fixture
+def stand_ins(exported: Path) -> StandIns:
+    """Upstream's classes, observed; nothing is recorded yet."""
+    assert exported
+    return StandIns()

@@ -2,13 +2,10 @@
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from probe import records
-from probe.records import Span
-from vllm.v1.readiness.watch.probe import events, methods, recorder
+from vllm.v1.readiness.watch.probe import events, methods
 
 
 def config(**parallel: int) -> Any:
@@ -53,7 +50,7 @@ class StandIns:
 
     def __init__(self, **parallel: int) -> None:
         class ObservedEvent(Event):
-            synchronize = events._synchronize(Event.synchronize)
+            synchronize = events._synchronize(Event.synchronize, methods.record_fence)
 
         class Runner:
             vllm_config = config(**parallel)
@@ -80,8 +77,8 @@ class StandIns:
             def schedule(self, *arguments: Any) -> Any:
                 return self.kind(arguments)
 
-            def update_from_output(self, result: Any) -> Any:
-                return give(result)
+            def update_from_output(self, scheduler_output: Any, output: Any) -> Any:
+                return give(scheduler_output), output
 
         module: Any = SimpleNamespace(
             GPUModelRunner=Runner, AsyncGPUModelRunnerOutput=Output, Scheduler=Scheduler
@@ -98,13 +95,6 @@ class StandIns:
         """Make a step, and return the result of its sampling."""
         self.runner.execute_model(scheduled(continuing=continuing))
         return self.runner.sample_tokens(result)
-
-
-def recorded(file: Path, kind: str | None = None, label: str = "rank0") -> list[Span]:
-    """Write the file, and return its records, of one kind or of all."""
-    recorder.recorder().write()
-    spans = records.read(Path(f"{file}.{label}")).spans
-    return [span for span in spans if kind in (None, span.kind)]
 
 
 def together(*calls: Callable[[], Any]) -> None:

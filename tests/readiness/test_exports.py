@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -132,17 +132,18 @@ def test_the_first_process_names_and_removes_the_directory(tmp_path: Path) -> No
 
 def test_a_registry_has_each_collector_once(
     folder: Path,
-    metrics_file: Path,
-    warned: Callable[[], list[str]],
+    caplog_vllm: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv(switch.PROBE, "1")
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
     registry = CollectorRegistry()
     for _ in range(2):
         assert metrics.expose(registry) is registry
     names = {name for names in registry._collector_to_names.values() for name in names}
     assert len(registry._collector_to_names) == 2
     assert {f"{PREFIX}info", *METRICS} <= names
-    assert warned() == []
+    assert caplog_vllm.messages == []
     monkeypatch.delenv(switch.PROBE)
     without = CollectorRegistry()
     metrics.expose(without)

@@ -1,145 +1,171 @@
-"""What the probe records of a step, on stand-ins with upstream's methods."""
+"""Counts of the probe for steps of stand-ins with upstream's methods."""
 
-import os
-import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from probe import engines
-from readiness.stand_ins import StandIns, recorded, scheduled, together
-from support import probes
-from vllm.v1.readiness.engine import fences
-from vllm.v1.readiness.watch.probe import methods, recorder
+from readiness.metrics import counts, shown
+from readiness.stand_ins import StandIns, scheduled, together
+from vllm.v1.readiness.engine import fences, gauges
+from vllm.v1.readiness.watch.probe import events, methods
 
 
-def test_steps_are_numbered_and_timed(stand_ins: StandIns, file: Path) -> None:
-    before = time.perf_counter_ns()
-    for continuing in (0, 2):
+class Clock:
+    """The host's clock, which goes on by one millisecond when it is read."""
+
+    def __init__(self) -> None:
+        self.now = 10**12
+
+    def __call__(self) -> int:
+        self.now += 1_000_000
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(methods, "now", clock)
+    return clock
+
+
+def test_parts_of_steps_are_counted_with_their_times(stand_ins: StandIns, clock: Clock) -> None:
+    """An output after a pause, with no cached request, ends no interval."""
+    for continuing in (1, 2, 0, 3):
         scheduler_output = scheduled(continuing=continuing)
         assert stand_ins.runner.execute_model(scheduler_output) == ("executed", False)
+        clock.now += 5_000_000
         assert stand_ins.runner.sample_tokens("sampled") == "sampled"
-    after = time.perf_counter_ns()
-    spans = recorded(file)
-    kinds = [*("execute_model", "sample_tokens"), *("execute_model", "sample_tokens", "output")]
-    assert [span.kind for span in spans] == kinds
-    assert [span.step for span in spans] == [1, 1, 2, 2, 2]
-    executed = recorded(file, "execute_model")
-    assert [span.continuing for span in executed] == [0, 2]
-    assert [span.continuing for span in recorded(file, "output")] == [2]
-    assert {span.thread for span in spans} == {threading.get_ident()}
-    times = [time for span in executed for time in (span.began, span.ended)]
-    assert [before, *times, after] == sorted([before, *times, after])
+    assert counts() == {
+        ("execute_model", "rank0", ""): 4,
+        ("sample_tokens", "rank0", ""): 4,
+        ("output_interval", "rank0", ""): 2,
+    }
+    page = shown()
+    assert page["execute_model_seconds_sum", "rank0", "", ""] == 0.004
+    assert page["execute_model_seconds_bucket", "rank0", "", "0.0005"] == 0
+    assert page["execute_model_seconds_bucket", "rank0", "", "0.001"] == 4
+    assert page["output_interval_seconds_sum", "rank0", "", ""] == pytest.approx(0.018)
 
 
-def test_an_exception_is_passed_on_and_its_step_recorded(stand_ins: StandIns, file: Path) -> None:
+def test_an_exception_is_passed_on_and_its_part_counted(stand_ins: StandIns) -> None:
     wrong = ValueError("wrong")
     calls: list[Callable[[], Any]] = [
         lambda: stand_ins.runner.execute_model(scheduled(result=wrong)),
         lambda: stand_ins.runner.sample_tokens(wrong),
-        lambda: stand_ins.scheduler.update_from_output(wrong),
+        lambda: stand_ins.scheduler.update_from_output(wrong, None),
         lambda: stand_ins.output(wrong).get_output(),
     ]
+    stand_ins.scheduler.schedule()
     for call in calls:
         with pytest.raises(ValueError, match="wrong") as caught:
             call()
         assert caught.value is wrong
-    stand_ins.runner.execute_model(scheduled())
-    fences.wait(stand_ins.event(), "history")  # the thread fetches no output any more
-    assert [(span.kind, span.step) for span in recorded(file) if span.kind != "output"] == [
-        *[(kind, 1) for kind in ("execute_model", "sample_tokens", "update_from_output")],
-        *[("fence", 1), ("get_output", 1), ("execute_model", 2), ("fence", 2)],
-    ]
+    assert counts() == {
+        ("schedule", "engine0", ""): 1,
+        ("update_from_output", "engine0", ""): 1,
+        ("execute_model", "rank0", ""): 1,
+        ("sample_tokens", "rank0", ""): 1,
+        ("get_output", "rank0", ""): 1,
+        ("fence", "rank0", "get_output"): 1,
+    }
 
 
-def test_dummy_runs_and_empty_steps_are_left_out(stand_ins: StandIns, file: Path) -> None:
+def test_dummy_runs_and_empty_steps_are_left_out(stand_ins: StandIns) -> None:
+    warm_up = scheduled()
+    warm_up.num_scheduled_tokens = {"_warmup_0": 1}
     assert stand_ins.runner.execute_model(scheduled(), dummy_run=True) == ("executed", True)
-    assert stand_ins.runner.execute_model(scheduled(tokens=0)) == ("executed", False)
-    assert recorder._recorder is None
+    for scheduler_output in (scheduled(tokens=0), warm_up):
+        assert stand_ins.runner.execute_model(scheduler_output) == ("executed", False)
+        assert stand_ins.runner.sample_tokens("tokens") == "tokens"
+        assert stand_ins.output("tokens").get_output() == "tokens"
+    assert counts() == {}
     stand_ins.runner.execute_model(scheduled())
-    assert [span.step for span in recorded(file)] == [1]
+    assert counts() == {("execute_model", "rank0", ""): 1}
 
 
-def test_an_output_has_its_own_steps_number_after_newer_steps_have_begun(
-    stand_ins: StandIns, file: Path
-) -> None:
-    outputs: list[Any] = []
-    for continuing in (4, 5, 6):
-        outputs.append(stand_ins.step(lambda: stand_ins.output("tokens"), continuing))
-        if len(outputs) > 1:
-            together(outputs[-2].get_output)
-    for kind in ("get_output", "fence"):
-        assert [span.step for span in recorded(file, kind)] == [1, 2]
-    (between,) = recorded(file, "output")
-    first, second = recorded(file, "get_output")
-    assert (between.began, between.ended) == (first.ended, second.ended)
-    assert (between.step, between.continuing) == (2, 5)
-    assert first.thread != recorded(file, "sample_tokens")[0].thread
-    # The waits of this thread belong to the newest step meanwhile.
-    fences.wait(stand_ins.event(), "history")
-    assert recorded(file, "fence")[-1].step == 3
-
-
-def test_an_output_is_delivered_at_most_once(stand_ins: StandIns, file: Path) -> None:
+def test_an_output_is_delivered_once_and_later_than_newer_steps(stand_ins: StandIns) -> None:
     """Synchronous runner V2 takes it within sample_tokens; a pipeline's middle rank has none."""
-    for sampled in (
-        lambda: stand_ins.output("tokens").get_output(),
-        lambda: stand_ins.output("tokens").get_output(),
-        None,
-        "tokens",
-    ):
+    late: list[Any] = []
+    for continuing in (4, 0, 6):
+        late.append(stand_ins.step(lambda: stand_ins.output("tokens"), continuing))
+        if len(late) > 1:
+            together(late[-2].get_output)
+    assert ("output_interval", "rank0", "") not in counts()  # of the second step, after a pause
+    late[-1].get_output()
+    for sampled in (lambda: stand_ins.output("tokens").get_output(), None, "tokens"):
         stand_ins.step(sampled)
-    assert [span.step for span in recorded(file, "output")] == [2, 4]
+    assert counts()["output_interval", "rank0", ""] == 3
 
 
-def test_an_output_from_before_the_probe_is_left_alone(stand_ins: StandIns, file: Path) -> None:
+def test_an_output_from_before_the_probe_is_left_alone(stand_ins: StandIns) -> None:
     stand_ins.runner.execute_model(scheduled())
     output = stand_ins.output.__new__(stand_ins.output)
     output.result, output.async_copy_ready_event = "tokens", stand_ins.event()
     assert output.get_output() == "tokens"
-    assert recorded(file, "get_output") == []
+    assert ("get_output", "rank0", "") not in counts()
 
 
 @pytest.mark.parametrize(
-    ("parallel", "label"),
+    ("parallel", "worker", "core"),
     [
-        ({}, "rank0"),
-        ({"rank": 3}, "rank3"),
-        ({"rank": 1, "data_parallel_size": 2, "data_parallel_index": 0}, "dp0-rank1"),
+        ({}, "rank0", "engine0"),
+        ({"rank": 3}, "rank3", "engine0"),
+        ({"rank": 1, "data_parallel_size": 2}, "dp0-rank1", "engine0"),
         # Replicas that know nothing of each other: the size is 1.
-        ({"data_parallel_index": 1}, "dp1-rank0"),
+        ({"data_parallel_index": 1}, "dp1-rank0", "engine1"),
     ],
 )
-def test_each_process_has_a_file_of_its_own(
-    file: Path, parallel: dict[str, int], label: str
+def test_processes_are_named_by_rank_and_replica(
+    stand_ins: StandIns, parallel: dict[str, int], worker: str, core: str
 ) -> None:
-    StandIns(**parallel).step()
-    assert recorded(file, label=label)
-    assert engines._LABEL.fullmatch(label)
+    stand_ins = StandIns(**parallel)
+    stand_ins.scheduler.schedule()
+    stand_ins.step()
+    assert {process for _, process, _ in counts()} == {worker, core}
 
 
-# Fences.
+def test_tokens_are_counted(stand_ins: StandIns) -> None:
+    stand_ins.scheduler.schedule()
+    for tokens in ([[5], [], [7, 8]], [[9]], None):
+        output = SimpleNamespace(sampled_token_ids=tokens)
+        assert stand_ins.scheduler.update_from_output("kept", output) == ("kept", output)
+    assert shown()["tokens_total", "engine0", "", ""] == 4
 
 
-def test_a_fence_is_named_after_its_owner_or_the_function_that_waits(
-    stand_ins: StandIns, file: Path
+def test_gauges_follow_every_two_seconds(
+    stand_ins: StandIns, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_ins.runner.execute_model(scheduled())
+    for number, later, value in ((7, 0, 7), (8, 1_900_000_000, 7), (9, 200_000_000, 9)):
+        values = [gauges.Value(gauges.SLOTS, ("penalties",), number)]
+        monkeypatch.setattr(gauges, "collect", lambda values=values: values)
+        clock.now += later
+        stand_ins.runner.execute_model(scheduled())
+        assert shown()["slots", "rank0", "penalties", ""] == value
 
+
+def test_a_fence_is_named_after_its_owner_or_the_function_that_waits(stand_ins: StandIns) -> None:
     def update_async_output_token_ids() -> None:
         stand_ins.event().synchronize()
 
-    fences.wait(stand_ins.event(), "thinking-budget")
-    update_async_output_token_ids()
+    def wait_for_all() -> None:
+        update_async_output_token_ids()
+        fences.wait(stand_ins.event(), "thinking-budget")
+        methods._sync_device(lambda: None)()
+
+    wait_for_all()  # while the engine starts
+    assert counts() == {}
+    stand_ins.runner.execute_model(scheduled())
+    wait_for_all()
     completed = stand_ins.event()
     completed.completed = True
     completed.synchronize()  # not a wait, nor is the next one
     fences.wait(completed, "history")
-    spans = recorded(file, "fence")
-    assert [span.owner for span in spans] == ["thinking-budget", "update_async_output_token_ids"]
-    assert all(span.length >= 0 for span in spans)
+    assert {owner: count for (name, _, owner), count in counts().items() if name == "fence"} == {
+        "thinking-budget": 1,
+        "update_async_output_token_ids": 1,
+        "_sync_device": 1,
+    }
 
 
 class Pending(tuple[Any, ...]):
@@ -148,10 +174,7 @@ class Pending(tuple[Any, ...]):
     pending_structured_output_tokens = True
 
 
-def test_a_wait_for_tokens_that_a_grammar_needs_has_its_name(
-    stand_ins: StandIns, file: Path
-) -> None:
-    """The core waits in get_output where its worker is in the same process, or for another one."""
+def test_a_wait_for_tokens_that_a_grammar_needs_has_its_name(stand_ins: StandIns) -> None:
     before = stand_ins.step(lambda: stand_ins.output("tokens"))
     for kind in (Pending, tuple):
         stand_ins.scheduler.kind = kind
@@ -160,62 +183,57 @@ def test_a_wait_for_tokens_that_a_grammar_needs_has_its_name(
             scheduled(result=lambda: fences.wait(stand_ins.event(), "history"))
         )
         before.get_output()
-        stand_ins.scheduler.update_from_output("output")
+        stand_ins.scheduler.update_from_output("kept", "output")
         before = stand_ins.runner.sample_tokens(lambda: stand_ins.output("tokens"))
-    owners = [span.owner for span in recorded(file, "fence")]
-    assert owners == ["history", "grammars", "history", "get_output"]
+    owners = {owner: count for (name, _, owner), count in counts().items() if name == "fence"}
+    assert owners == {"history": 2, "grammars": 1, "get_output": 1}
 
 
 def test_a_core_without_a_worker_waits_for_a_grammar_until_it_takes_tokens_in(
-    stand_ins: StandIns, file: Path
+    stand_ins: StandIns, clock: Clock
 ) -> None:
     for kind in (Pending, tuple):
         stand_ins.scheduler.kind = kind
         assert stand_ins.scheduler.schedule(1) == (1,)
-        assert stand_ins.scheduler.update_from_output("output") == "output"
-    spans = recorded(file, label="engine0")
-    assert [(span.kind, span.owner) for span in spans] == [
-        ("schedule", ""),
-        ("fence", "grammars"),
-        *(("update_from_output", ""), ("schedule", ""), ("update_from_output", "")),
-    ]
-    first, fence, update, *_ = spans
-    assert first.ended <= fence.began <= fence.ended <= update.began
+        clock.now += 7_000_000
+        stand_ins.scheduler.update_from_output("kept", "output")
+    assert counts()["fence", "engine0", "grammars"] == 1
+    assert shown()["fence_seconds_sum", "engine0", "grammars", ""] == 0.008
 
 
-def test_waits_while_an_engine_starts_are_left_out(stand_ins: StandIns, file: Path) -> None:
-    """It is not known yet whether the process is a worker or an engine core."""
+class TimedEvent:
+    """A CUDA event; each is recorded three milliseconds after the one before."""
 
-    def _sync_device() -> None:
-        """Upstream's profiling ends with one."""
+    made: list["TimedEvent"]
+    completed = False
 
-    for wait in (
-        methods._sync_device(_sync_device),
-        lambda: stand_ins.event().synchronize(),
-        lambda: fences.wait(stand_ins.event(), "warm-up"),
-    ):
-        wait()
-    assert recorder._recorder is None
-    stand_ins.scheduler.schedule()
-    fences.wait(stand_ins.event(), "history")
-    assert [span.owner for span in recorded(file, "fence", "engine0")] == ["history"]
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.made.append(self)
+
+    def query(self) -> bool:
+        return self.completed
+
+    def elapsed_time(self, later: "TimedEvent") -> float:
+        assert self.completed
+        assert later.completed
+        return 3.0 * (self.made.index(later) - self.made.index(self))
 
 
-@pytest.mark.parametrize("whose", ["ours", "another's", "nobody's"])
-def test_a_core_that_turns_out_to_run_a_worker_removes_only_its_own_file(
-    stand_ins: StandIns, file: Path, warned: Callable[[], list[str]], whose: str
+def test_device_times_are_read_without_a_wait(
+    stand_ins: StandIns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_ins.scheduler.schedule()
-    early = Path(f"{file}.engine0")
-    assert recorded(file, label="engine0")
-    if whose == "another's":
-        probes.written(early, [], pid=os.getpid() + 1)
-    elif whose == "nobody's":
-        early.unlink()
+    monkeypatch.setattr(events, "_has_device", lambda: True)
+    monkeypatch.setattr("torch.cuda.Event", TimedEvent)
+    TimedEvent.made = []
+    stand_ins.step()
+    assert not any(name == "device" for name, *_ in counts())
+    for event in TimedEvent.made:
+        event.completed = True
     stand_ins.runner.execute_model(scheduled())
-    assert recorded(file)
-    assert early.exists() == (whose == "another's")
-    probes.written(early, [])  # by another process, later on
-    assert recorded(file)
-    assert early.exists()
-    assert warned() == []
+    page = shown()
+    for part in ("execute_model", "sample_tokens"):
+        assert page["device_seconds_count", "rank0", part, ""] == 1
+        assert page["device_seconds_sum", "rank0", part, ""] == 0.003

@@ -125,14 +125,14 @@ print(*sorted(name for name in set(sys.modules) - before if name.startswith(("to
     assert loaded.split() == [f"vllm.v1.readiness{name}" for name in names]
 
 
-@pytest.mark.parametrize("value", [None, "", "  "])
-def test_without_a_file_nothing_is_recorded(
-    value: str | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("value", "read"), [(None, None), ("  ", None), ("0", None), (" 1", "1")])
+def test_the_probe_is_off_by_default_and_needs_no_file(
+    value: str | None, read: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(switch.PROBE, raising=False)
     if value is not None:
         monkeypatch.setenv(switch.PROBE, value)
-    assert switch.VARIABLES["VLLM_READINESS_PROBE"]() is None
+    assert switch.VARIABLES["VLLM_READINESS_PROBE"]() == read
 
 
 def test_the_file_is_relative_to_where_the_process_started(

@@ -18,8 +18,9 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from overlay.errors import Exit
 from overlay.state import State
-from support import mini, probes, sites
+from support import mini, sites
 from support.checkouts import git, library
+from support.probe_page import PAGE
 from support.sites import REPO, UPSTREAM
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
@@ -100,8 +101,7 @@ def sandbox(tmp_path: Path) -> Sandbox:
     whole = sites.OVERLAY.series.apply(PATCHED, (sites.UPSTREAM / PATCHED).read_bytes())
     overlaid = sites.small(tmp_path / "site-packages")
     assert sites.run("apply", "--site", overlaid).returncode == 0
-    for name in ("run", "stock"):
-        probes.written(tmp_path / f"{name}.probe.rank0", [], label="rank0")
+    (tmp_path / "run.probe").write_text(PAGE)
 
     programs = tmp_path / "bin"
     programs.mkdir()

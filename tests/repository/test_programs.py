@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from bench.run import save
 from environment.children import children_environment
-from support import interrupts, probes, runs
+from support import interrupts, runs
+from support.probe_page import PAGE
 from support.sites import REPO, run_package
 
 SCRIPTS = REPO / "scripts"
@@ -23,12 +24,11 @@ HOSTILE = "größer …\x1b[2J"
 def commands(tmp_path: Path) -> dict[str, Sequence[object]]:
     """A command of each program that prints much."""
     record = tmp_path / HOSTILE
-    probes.written(tmp_path / f"{record.name}.rank0", [], label=f"rank0 {HOSTILE}")
+    record.write_text(PAGE.replace("rank0", f"rank0 {HOSTILE}"))
     run = tmp_path / "run.json"
     save(run, runs.run(*runs.pairs(2.0), command=HOSTILE))
     return {
         "probe": ("probe", record),
-        "probe --trace": ("probe", record, "--trace", tmp_path / "trace…"),
         "report": ("bench.report", run),
     }
 
@@ -44,7 +44,7 @@ def shell(command: Sequence[object], more: str, **env: str) -> "subprocess.Compl
     )
 
 
-@pytest.mark.parametrize("name", ["probe", "probe --trace", "report"])
+@pytest.mark.parametrize("name", ["probe", "report"])
 def test_no_encoding_and_no_lost_output_fails_a_program(
     commands: dict[str, Sequence[object]], name: str
 ) -> None:

@@ -13,7 +13,7 @@
 - ``VLLM_READINESS_GRAMMAR_BYTES``, ``..._GRAMMAR_DEPTH``, ``..._GRAMMAR_RULES``,
   ``..._GRAMMAR_CHOICES``, ``..._GRAMMAR_REPEATS`` and ``VLLM_READINESS_SCHEMA_ITEMS``: bounds of
   one request's structured outputs (:data:`BOUNDS`). ``0`` or ``off``: no bound.
-- ``VLLM_READINESS_PROBE``: prefix of the probe's files; unset (default) records nothing.
+- ``VLLM_READINESS_PROBE``: 1, or a file for the probe's metrics; unset (default): no probe.
 
 Each reader raises :class:`VariableError` if its variable is invalid.
 """
@@ -53,8 +53,6 @@ BOUNDS: Mapping[str, int] = MappingProxyType(
 )
 #: Largest number of digits of a bound.
 _DIGITS = 18
-#: Set by the probe itself, and inherited by the engine's other processes.
-PROBE_ENGINE = "VLLM_READINESS_PROBE_ENGINE"
 #: Directory of exported metrics: set by an engine's first process, inherited by the others.
 EXPORTS = "VLLM_READINESS_EXPORTS"
 
@@ -206,10 +204,10 @@ def bound(name: str) -> int | None:
 
 
 def probe() -> str | None:
-    """Read the absolute path prefix of the probe's files; None for no probe."""
+    """Read ``1``, or the absolute path of the probe's snapshot; None for no probe."""
     value = os.environ.get(PROBE, "")
-    if not value.strip():
-        return None
+    if value.strip() in ("", "0", "1"):
+        return "1" if value.strip() == "1" else None
     path = os.path.abspath(value)
     folder = os.path.dirname(path)
     if os.path.isdir(path) or value.endswith(os.sep):
@@ -237,7 +235,6 @@ VARIABLES: Mapping[str, Callable[[], object]] = MappingProxyType(
         SLOTS: slots,
         **{name: partial(bound, name) for name in BOUNDS},
         PROBE: probe,
-        PROBE_ENGINE: lambda: os.environ.get(PROBE_ENGINE),
         EXPORTS: lambda: os.environ.get(EXPORTS),
     }
 )

@@ -10,6 +10,7 @@ exports nothing where the directory does not exist (on another host) or its disk
 
 import atexit
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -24,6 +25,8 @@ from vllm.v1.readiness.engine import gauges, switch
 
 if TYPE_CHECKING:
     from prometheus_client.mmap_dict import MmapedDict
+
+logger = logging.getLogger(__name__)
 
 #: Key of the exported info; its labels are a JSON object of strings.
 INFO = "info"
@@ -44,7 +47,11 @@ class Exports:
         self._room = 0
 
     def set(self, name: str, labels: object, value: int) -> None:
-        """Export a value. ``labels`` must be serializable as JSON. Never raises.
+        """Export a value. ``labels`` must be serializable as JSON. See :meth:`write`."""
+        self.write(json.dumps([name, labels]), value)
+
+    def write(self, key: str, value: int) -> None:
+        """Export a value by its key in the file: name and labels as JSON. Never raises.
 
         Called with the lock of :mod:`gauges` held, because the file is not thread-safe.
         """
@@ -53,7 +60,6 @@ class Exports:
                 self._file, self._pid = None, os.getpid()
                 self._keys, self._room = set(), _SIZE - 8
                 self._file = self._create()
-            key = json.dumps([name, labels])
             if key not in self._keys:
                 self._room -= len(key) + _ENTRY
                 if self._file is None or self._room < 0:
@@ -89,14 +95,30 @@ def begin(new: bool) -> None:
         os.environ[switch.EXPORTS] = folder = os.path.join(tempfile.gettempdir(), name)
         with suppress(OSError):
             os.mkdir(folder, mode=0o700)
-        atexit.register(_remove, folder, os.getpid())
+        atexit.register(_end, folder, os.getpid())
     if _exports.count_fallback not in gauges.listeners:
         gauges.listeners.append(_exports.count_fallback)
 
 
-def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:
-        shutil.rmtree(folder, ignore_errors=True)
+def _end(folder: str, owner: int) -> None:
+    """Write the probe's snapshot if it names a file, and remove the directory."""
+    if os.getpid() != owner:
+        return
+    try:
+        if os.path.isabs(path := switch.probe() or ""):
+            from prometheus_client import generate_latest
+            from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+            with open(path, "wb") as file:
+                file.write(generate_latest(get_prometheus_registry()))
+    except Exception as error:
+        logger.warning("%s: no snapshot: %s: %s", switch.PROBE, type(error).__name__, error)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def write(key: str, value: int) -> None:
+    """Export a value of this process; see :meth:`Exports.write`."""
+    _exports.write(key, value)
 
 
 def export_info(labels: dict[str, str]) -> None:

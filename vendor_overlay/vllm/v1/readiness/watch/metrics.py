@@ -95,10 +95,10 @@ def expose(registry: "CollectorRegistry") -> "CollectorRegistry":
         PathError: VLLM_READINESS_PROBE names a file that cannot be written.
     """
     collectors: list[Collector] = [ExportsCollector()]
-    if (file := switch.probe()) is not None:
-        from vllm.v1.readiness.watch.probe.metrics import ProbeCollector
+    if switch.probe() is not None:
+        from vllm.v1.readiness.watch.probe.histograms import ProbeCollector
 
-        collectors.append(ProbeCollector(file))
+        collectors.append(ProbeCollector())
     return register(registry, *collectors)
 
 

@@ -1,22 +1,19 @@
-"""The probe: durations of the parts of a step, and waits for the device by owner.
+"""The probe: durations of the parts of a step, and waits for the device by owner, on /metrics.
 
-With ``VLLM_READINESS_PROBE=FILE``, each process with a worker or an engine core records the parts
-of its steps (:data:`ring.KINDS`) into a ring buffer. A worker's process writes the buffer to
-``FILE.rank0``, ``FILE.rank1``, ..., and other processes to ``FILE.engine0``: at exit, on SIGUSR2,
-and after a few seconds without a record. ``scripts/probe`` reads these files. ``metrics`` exports
-the durations as histograms on vLLM's /metrics.
-
-The probe wraps methods of the runners, their outputs and the scheduler (``methods``), and reads the
-clock around each call. On stock vLLM a plugin loads this package, so both are measured alike.
+With ``VLLM_READINESS_PROBE=1``, each process with a worker or an engine core wraps methods of the
+runners, their outputs and the scheduler (``methods``), reads the clock around each call, and counts
+the durations in histograms (``histograms``). A path in place of 1 names a file to which the
+engine's first process writes the metrics when it exits.
 
 A fence is a wait for an event that has not completed. Its owner is the name passed to
 ``fences.wait``, or the name of another waiting function (``events``). Waits without an event
 (``.cpu()``, ``.item()``, blocking copies) count as time of the enclosing function.
 
-Importing this package imports neither torch nor numpy.
+Importing this package does not import torch.
 """
 
 import logging
+import os
 
 from vllm.v1.readiness.engine import switch
 
@@ -24,26 +21,25 @@ logger = logging.getLogger(__name__)
 
 
 def install() -> None:
-    """Observe this process if VLLM_READINESS_PROBE names a file; a no-op on further calls.
+    """Observe this process if VLLM_READINESS_PROBE is set; a no-op on further calls.
 
     May be called before or after the observed modules are imported.
 
     Raises:
-        PathError: the file's directory does not exist, or is not writable.
+        PathError: the directory of the named file does not exist, or is not writable.
     """
-    path = switch.probe()
-    if path is None:
+    value = switch.probe()
+    if value is None:
         return
     from vllm.v1.readiness.engine import fences
     from vllm.v1.readiness.watch import wrapping
-    from vllm.v1.readiness.watch.probe import claims, events, methods, recorder
+    from vllm.v1.readiness.watch.probe import events, histograms, methods
 
-    claims.engine_id()  # inherited by the engine's other processes
-    recorder.listen()
-    if not recorder.enable(path):
+    if methods.record_fence in fences.listeners:
         return
-    fences.listeners.append(recorder.record_fence)
-    events.watch()
+    fences.listeners.append(methods.record_fence)
+    os.register_at_fork(after_in_child=histograms.clear)
+    events.watch(methods.record_fence)
     for module, watch in methods.WATCHED.items():
         wrapping.when_imported(module, watch)
-    logger.info("Readiness probe on: recording to %s.*", switch.shown(path))
+    logger.info("Readiness probe on; a step's parts are on /metrics as vllm:readiness_*_seconds.")

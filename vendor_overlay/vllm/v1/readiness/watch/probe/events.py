@@ -1,66 +1,46 @@
-"""Instrumented torch events, which report waits to the probe and time readbacks."""
+"""Waits for torch events by the function that waits, and device times by CUDA events."""
 
 # mirrors: nothing
 
 import sys
+import time
+from collections import deque
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from vllm.v1.readiness.engine import fences
-from vllm.v1.readiness.watch.probe.recorder import now, record_fence, this_thread
+from vllm.v1.readiness.watch.probe import histograms
 from vllm.v1.readiness.watch.wrapping import wrap_once
 
 #: Flag of a class with settable attributes (Py_TPFLAGS_HEAPTYPE).
 _HEAP_TYPE = 1 << 9
-#: The original ``torch.Event``; set by :func:`watch`.
-_torch_event: Callable[..., Any]
+
+Report = Callable[[str, int, int], None]
 
 
-def watch() -> None:
-    """Replace ``torch.Event``, and wrap the methods of ``torch.cuda.Event``."""
-    global _torch_event  # noqa: PLW0603
+def watch(report: Report) -> None:
+    """Report waits for ``torch.Event`` and ``torch.cuda.Event``: function, begin and end."""
     import torch
 
-    _torch_event = torch.Event
-    if not isinstance(_torch_event, type) or not hasattr(_torch_event, "synchronize"):
+    original: Any = torch.Event
+    if not isinstance(original, type) or not hasattr(original, "synchronize"):
         return  # vLLM's CPU runner replaces torch.Event in its constructor
-    original: Any = _torch_event
-    create = original.__new__
+
+    create: Any = original.__new__
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs.get("enable_timing"):
-            # ``elapsed_time`` accepts only torch's own type.
-            return original(*args, **kwargs)
-        return create(cls, **_with_timing(kwargs))
+        # ``elapsed_time`` accepts only torch's own type.
+        timed = args or kwargs.get("enable_timing")
+        return original(*args, **kwargs) if timed else create(cls, **kwargs)
 
     # torch.Event is a C type without settable attributes: replace it by a subclass.
-    methods = {
-        "__new__": new,
-        "query": _query(original.query),
-        "synchronize": _synchronize(original.synchronize),
-    }
+    methods = {"__new__": new, "synchronize": _synchronize(original.synchronize, report)}
     torch.Event = _Replacement("Event", (original,), methods)
-    event: Any = torch.cuda.Event
-    if not event.__flags__ & _HEAP_TYPE:
-        return  # on XPU, torch.cuda.Event is the C type
-    create_on_cuda = event.__new__
-
-    def new_on_cuda(cls: type, *args: Any, **kwargs: Any) -> Any:
-        return create_on_cuda(cls, *args, **(kwargs if args else _with_timing(kwargs)))
-
-    event.__new__ = new_on_cuda
-    wrap_once(event, "query", _query, by=__name__)
-    wrap_once(event, "synchronize", _synchronize, by=__name__)
-
-
-def recorded_now(event_type: Callable[..., Any] | None = None) -> Any:
-    """Return an event with timing, recorded in the current stream; None without a CUDA device."""
-    if not _has_device():
-        return None
-    event = (event_type or _torch_event)(enable_timing=True)
-    event.record()
-    return event
+    if torch.cuda.Event.__flags__ & _HEAP_TYPE:  # on XPU, it is the C type
+        wrap_once(
+            torch.cuda.Event, "synchronize", partial(_synchronize, report=report), by=__name__
+        )
 
 
 class _Replacement(type):
@@ -73,34 +53,49 @@ class _Replacement(type):
         return issubclass(subclass, cls.__base__ or object)
 
 
-def _with_timing(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {**kwargs, "enable_timing": True} if this_thread.timing else kwargs
-
-
-def _query(original: Callable[..., Any]) -> Callable[..., Any]:
-    def query(event: Any) -> Any:
-        completed = original(event)
-        if completed:
-            this_thread.event, this_thread.seen, this_thread.waited = event, now(), False
-        return completed
-
-    return query
-
-
-def _synchronize(original: Callable[..., Any]) -> Callable[..., Any]:
+def _synchronize(original: Callable[..., Any], report: Report) -> Callable[..., Any]:
     def synchronize(event: Any) -> None:
         if event.query():
             original(event)
             return
-        began = now()
+        began = time.perf_counter_ns()
         original(event)
-        ended = now()
-        this_thread.event, this_thread.seen, this_thread.waited = event, ended, True
+        ended = time.perf_counter_ns()
         caller = sys._getframe(1)
         if caller.f_globals.get("__name__") != fences.__name__:  # fences reports its own waits
-            record_fence(caller.f_code.co_name, began, ended)
+            report(caller.f_code.co_name, began, ended)
 
     return synchronize
+
+
+class DeviceTimes:
+    """Durations of parts of steps on the current CUDA stream; no-op without a CUDA device.
+
+    The host never waits: an event is read in a later step, once it has completed.
+    """
+
+    def __init__(self) -> None:
+        self._pending: deque[tuple[str, str, Any, Any]] = deque(maxlen=64)
+
+    def begin(self) -> Any:
+        """Return an event at the begin of a part; None without a device."""
+        if not _has_device():
+            return None
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def end(self, process: str, part: str, began: Any) -> None:
+        """End the part that ``began``, and count earlier parts that the device has completed."""
+        if began is None:
+            return
+        self._pending.append((process, part, began, self.begin()))
+        while self._pending and self._pending[0][3].query():
+            label, name, first, last = self._pending.popleft()
+            duration = round(first.elapsed_time(last) * 1e6)
+            histograms.observe("device", duration, label, name)
 
 
 @lru_cache

@@ -2,27 +2,76 @@
 
 # mirrors: nothing
 
-import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any
 
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.watch.probe import events
-from vllm.v1.readiness.watch.probe.recorder import (
-    existing,
-    now,
-    record_fence,
-    recorder,
-    this_thread,
-)
-from vllm.v1.readiness.watch.probe.ring import EXECUTE, GET_OUTPUT, SAMPLE, SCHEDULE, UPDATE
+from vllm.v1.readiness.watch.probe.events import DeviceTimes
+from vllm.v1.readiness.watch.probe.histograms import count_tokens, export_gauges, observe
 from vllm.v1.readiness.watch.wrapping import Function, wrap_once
 
 #: Prefix of the request ids of runner V2's warm-up.
 _WARM_UP = "_warmup_"
+#: Nanoseconds between exports of the gauges.
+_PERIOD = 2_000_000_000
+
 _wrap = partial(wrap_once, by=__name__)
+now = time.perf_counter_ns
+
+
+class ThreadState(threading.local):
+    """State of the current thread.
+
+    Attributes:
+        idle: whether the current step is not recorded.
+        pending: when the engine core began to wait for tokens that grammars need, or 0.
+    """
+
+    idle = False
+    pending = 0
+
+
+class State:
+    """State of this process.
+
+    Attributes:
+        worker, core: names of the worker and the engine core; empty before their first step.
+        step: number of the worker's newest step.
+        continuing: number of cached requests in this step.
+        exported: when the gauges were exported last.
+    """
+
+    def __init__(self) -> None:
+        self.worker = self.core = ""
+        self.step = self.continuing = self.exported = 0
+        self.device = DeviceTimes()
+        self._last_output = self._last_output_step = 0
+
+    def output(self, ended: int, step: int, continuing: int) -> None:
+        """Record the delivery of an output; a second call for a step is a no-op."""
+        if step == self._last_output_step:
+            return
+        if self._last_output and continuing:  # a step without cached requests follows a pause
+            observe("output_interval", ended - self._last_output, self.worker)
+        self._last_output, self._last_output_step = ended, step
+
+
+this_thread = ThreadState()
+state = State()
+
+
+def _label(config: Any, worker: bool) -> str:
+    """Return the name of a process, such as ``rank0``, ``dp1-rank0`` or ``engine0``."""
+    parallel = config.parallel_config
+    replica = parallel.data_parallel_index  # independent replicas differ only in this number
+    if not worker:
+        return f"engine{replica}"
+    replicated = replica or parallel.data_parallel_size > 1
+    return f"dp{replica}-rank{parallel.rank}" if replicated else f"rank{parallel.rank}"
 
 
 def watch_runner(module: ModuleType) -> None:
@@ -30,34 +79,21 @@ def watch_runner(module: ModuleType) -> None:
     runner = module.GPUModelRunner
     _wrap(runner, "execute_model", _execute_model)
     _wrap(runner, "sample_tokens", _sample_tokens)
-    for name, wrapper in (("_to_list", _to_list), ("_sync_device", _sync_device)):
-        if hasattr(runner, name):
-            _wrap(runner, name, wrapper)
+    if hasattr(runner, "_sync_device"):
+        _wrap(runner, "_sync_device", _sync_device)
     if hasattr(module, "AsyncGPUModelRunnerOutput"):
         _watch_output(module.AsyncGPUModelRunnerOutput)
 
 
 def watch_mrv2_output(module: ModuleType) -> None:
     """Observe runner V2's asynchronous output."""
-    import torch
-
-    _watch_output(module.AsyncOutput, torch.cuda.Event)
+    _watch_output(module.AsyncOutput)
 
 
 def watch_scheduler(module: ModuleType) -> None:
     """Observe the scheduler."""
     _wrap(module.Scheduler, "schedule", _schedule)
     _wrap(module.Scheduler, "update_from_output", _update_from_output)
-
-
-def watch_core(module: ModuleType) -> None:
-    """Write an engine core's file before it shuts down."""
-    _wrap(module.EngineCore, "shutdown", _shutdown)
-
-
-def watch_overlay_outputs(module: ModuleType) -> None:
-    """Observe the overlay's replacement of ``_to_list``."""
-    _wrap(module.Outputs, "show", _to_list)
 
 
 #: Module name to the function that observes its classes.
@@ -67,16 +103,21 @@ WATCHED: Mapping[str, Callable[[ModuleType], None]] = MappingProxyType(
         "vllm.v1.worker.gpu.model_runner": watch_runner,
         "vllm.v1.worker.gpu.async_utils": watch_mrv2_output,
         "vllm.v1.core.sched.scheduler": watch_scheduler,
-        "vllm.v1.engine.core": watch_core,
-        "vllm.v1.readiness.outputs.model_outputs": watch_overlay_outputs,
     }
 )
 
 
-def _watch_output(output: type, event_type: Function | None = None) -> None:
-    """Observe a class of asynchronous outputs; ``event_type`` is by default ``torch.Event``."""
-    _wrap(output, "__init__", partial(_output_init, event_type=event_type))
+def _watch_output(output: type) -> None:
+    """Observe a class of asynchronous outputs."""
+    _wrap(output, "__init__", _output_init)
     _wrap(output, "get_output", _get_output)
+
+
+def record_fence(owner: str, began: int, ended: int) -> None:
+    """Record a wait of this thread for the device, except during the engine's start-up."""
+    if process := state.worker or state.core:
+        owner = registry.GRAMMARS if this_thread.pending else owner
+        observe("fence", ended - began, process, owner)
 
 
 def _execute_model(original: Function) -> Function:
@@ -89,16 +130,22 @@ def _execute_model(original: Function) -> Function:
         )
         if this_thread.idle:
             return original(self, scheduler_output, *args, **kwargs)
-        current = recorder()
-        continuing = len(scheduler_output.scheduled_cached_reqs.req_ids)
+        state.worker = state.worker or _label(self.vllm_config, worker=True)
+        state.step += 1
+        state.continuing = len(scheduler_output.scheduled_cached_reqs.req_ids)
         pending, this_thread.pending = this_thread.pending, 0
+        on_device = state.device.begin()
         began = now()
-        step = current.begin_step(self.vllm_config, continuing)
         try:
             return original(self, scheduler_output, *args, **kwargs)
         finally:
-            ended = current.record(EXECUTE, began, step, continuing)
+            ended = now()
+            observe("execute_model", ended - began, state.worker)
+            state.device.end(state.worker, "execute_model", on_device)
             this_thread.pending = ended if pending else 0
+            if ended - state.exported > _PERIOD:
+                state.exported = ended
+                export_gauges(state.worker)
 
     return execute_model
 
@@ -107,76 +154,46 @@ def _sample_tokens(original: Function) -> Function:
     def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
         if this_thread.idle:
             return original(self, *args, **kwargs)
-        current = recorder()
+        on_device = state.device.begin()
         began = now()
         output = None
         try:
             output = original(self, *args, **kwargs)
             return output
         finally:
-            ended = current.record(SAMPLE, began)
+            ended = now()
+            observe("sample_tokens", ended - began, state.worker)
+            state.device.end(state.worker, "sample_tokens", on_device)
             if output is not None and not hasattr(output, "get_output"):
-                current.record_output(ended, current.step, current.continuing)
+                state.output(ended, state.step, state.continuing)
 
     return sample_tokens
 
 
-def _output_init(original: Function, event_type: Function | None) -> Function:
+def _output_init(original: Function) -> Function:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        if this_thread.idle:
-            original(self, *args, **kwargs)
-            return
-        current = recorder()
-        started = events.recorded_now(event_type)
-        launched = now()
-        this_thread.timing = True
-        try:
-            original(self, *args, **kwargs)
-        finally:
-            this_thread.timing = False
-        self._probe = current.step, current.continuing, started, launched
+        if not this_thread.idle:
+            self._probe = state.step, state.continuing
+        original(self, *args, **kwargs)
 
     return __init__
 
 
 def _get_output(original: Function) -> Function:
     def get_output(self: Any) -> Any:
-        step, continuing, started, launched = getattr(self, "_probe", (0, 0, None, 0))
+        step, continuing = getattr(self, "_probe", (0, 0))
         if not step:  # created before the probe was on, or in an idle step
             return original(self)
-        current = recorder()
-        this_thread.output_step, this_thread.event = step, None
         began = now()
         try:
             return original(self)
         finally:
-            this_thread.output_step = this_thread.pending = 0
-            ended = current.record(GET_OUTPUT, began, step)
-            current.record_readback(started, launched, step)
-            current.record_output(ended, step, continuing)
+            this_thread.pending = 0
+            ended = now()
+            observe("get_output", ended - began, state.worker)
+            state.output(ended, step, continuing)
 
     return get_output
-
-
-def _to_list(original: Function) -> Function:
-    def to_list(self: Any, sampled: Any) -> Any:
-        # The overlaid runner may pass ids on the host.
-        started = None if getattr(sampled, "is_cpu", False) else events.recorded_now()
-        if started is None:
-            return original(self, sampled)
-        launched = now()
-        this_thread.event, this_thread.timing = None, True
-        try:
-            if getattr(self, "transfer_event", None) is not getattr(self, "_probe_event", None):
-                # Upstream's runner reuses one event without timing.
-                self.transfer_event = self._probe_event = sys.modules["torch"].Event()
-            return original(self, sampled)
-        finally:
-            this_thread.timing = False
-            current = recorder()
-            current.record_readback(started, launched, current.step)
-
-    return to_list
 
 
 def _sync_device(original: Function) -> Function:
@@ -192,15 +209,15 @@ def _sync_device(original: Function) -> Function:
 
 def _schedule(original: Function) -> Function:
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current = recorder()
-        current.set_engine(self.vllm_config)
+        state.core = state.core or _label(self.vllm_config, worker=False)
         output = None
         began = now()
         try:
             output = original(self, *args, **kwargs)
             return output
         finally:
-            ended = current.record(SCHEDULE, began)
+            ended = now()
+            observe("schedule", ended - began, state.core)
             # The grammars of this step need the tokens of the previous step.
             waits = getattr(output, "pending_structured_output_tokens", False)
             this_thread.pending = ended if waits else 0
@@ -209,24 +226,16 @@ def _schedule(original: Function) -> Function:
 
 
 def _update_from_output(original: Function) -> Function:
-    def update_from_output(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current = recorder()
+    def update_from_output(self: Any, scheduler_output: Any, output: Any) -> Any:
         began = now()
         if this_thread.pending:  # the worker runs in another process
             record_fence(registry.GRAMMARS, this_thread.pending, began)
             this_thread.pending = 0
         try:
-            return original(self, *args, **kwargs)
+            return original(self, scheduler_output, output)
         finally:
-            current.record(UPDATE, began)
+            observe("update_from_output", now() - began, state.core)
+            tokens = getattr(output, "sampled_token_ids", None)
+            count_tokens(state.core, 0 if tokens is None else sum(map(len, tokens)))
 
     return update_from_output
-
-
-def _shutdown(original: Function) -> Function:
-    def shutdown(*args: Any, **kwargs: Any) -> Any:
-        if (current := existing()) is not None:
-            current.write()
-        return original(*args, **kwargs)
-
-    return shutdown
