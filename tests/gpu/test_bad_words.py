@@ -91,7 +91,7 @@ def test_nothing_waits() -> None:
     try:
         pair.ours.refresh_metadata()
         metadata = pair.ours.sampling_metadata
-        live.begin_step()
+        live.history.begin_step()
         live.prepare(logits, drafts)
         assert not live.host_needs_drafts()
         bad_words = BadWords.take(metadata, logits, None)[0]

@@ -78,6 +78,6 @@ def test_positions_are_sent_while_the_device_is_busy() -> None:
 
     assert waited(stock) > 0.03, "the release's copy does not wait: the feature can go"
     positions.gpu.zero_()
-    assert waited(lambda: rope_positions.RopePositions(runner).send_positions(runner, count)) < 0.01
+    assert waited(lambda: rope_positions.send(runner, count)) < 0.01
     assert torch.equal(positions.gpu[:, :count].cpu(), positions.cpu[:, :count])
     assert not positions.gpu[:, count:].any()

@@ -43,7 +43,7 @@ def test_all_slots_are_allocated_first_where_vllm_leaves_no_room() -> None:
     for fraction, cache, allocated in ((1.0, None, needed), (0.9, None, 0), (1.0, 1 << 30, 0)):
         batch = empty(modules.overlaid, VOCABULARY, "cuda", max_num_reqs=64)
         before = torch.cuda.memory_allocated()
-        batch.readiness.reserve(
+        batch.readiness.penalties.reserve(
             SimpleNamespace(gpu_memory_utilization=fraction, kv_cache_memory_bytes=cache)
         )
         assert torch.cuda.memory_allocated() - before == pytest.approx(allocated, abs=MIB)
@@ -57,7 +57,7 @@ def test_all_slots_are_allocated_first_where_vllm_leaves_no_room() -> None:
 
 def begin(batch: Any) -> None:
     """Begin a step, and prepare its sampling."""
-    batch.readiness.begin_step()
+    batch.readiness.history.begin_step()
     batch.readiness.prepare(torch.empty(1, batch.vocab_size), None)
 
 
@@ -66,7 +66,7 @@ def test_slots_leave_what_activations_need_and_are_given_back() -> None:
     """2 GiB are free, and later activations need 1.5 of them."""
     batch = empty(modules.overlaid, LARGE, "cuda", max_num_reqs=1024)
     live = batch.readiness
-    live.reserve(SimpleNamespace(gpu_memory_utilization=0.5, kv_cache_memory_bytes=None))
+    live.penalties.reserve(SimpleNamespace(gpu_memory_utilization=0.5, kv_cache_memory_bytes=None))
     torch.cuda.reset_peak_memory_stats()
     needed = 1536 * MIB
     activation = torch.empty(needed, dtype=torch.uint8, device="cuda")

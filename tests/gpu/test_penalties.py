@@ -60,7 +60,7 @@ def test_as_upstream_to_the_bit(vocab: int, contiguous: bool) -> None:
         other = torch.full_like(wide, 5.0)
         other[:, :vocab] = logits
         expected = stock_penalties(batch, other[:, :vocab])
-    batch.readiness.begin_step()
+    batch.readiness.history.begin_step()
     batch.readiness.prepare(logits, None)
     penalties = Penalties.take(batch.sampling_metadata, logits)[0]
     assert penalties is not None
@@ -85,7 +85,7 @@ def test_drafts_count_within_the_step(vocab: int) -> None:
     drafts = [chooser.choices(some, k=row % 5) for row in range(16)]
     metadata_of_drafts = SpecDecodeMetadata.make_dummy(drafts, torch.device("cuda"))
     bonus = logits_for(16, vocab, seed=10)
-    batch.readiness.begin_step()
+    batch.readiness.history.begin_step()
     batch.readiness.prepare(bonus, metadata_of_drafts)
     penalties = Penalties.take(batch.sampling_metadata, bonus)[0]
     assert penalties is not None
@@ -134,7 +134,7 @@ def test_what_is_sampled_is_counted_and_nothing_waits() -> None:
     sampled[6:9, 1:] = -1
     sampled[9, 1] = sampled[9, 0]
     batch.readiness.warm_up()
-    batch.readiness.begin_step()
+    batch.readiness.history.begin_step()
     batch.readiness.prepare(logits, None)
     batch.readiness.observe_sampled(sampled, discarded)
     torch.cuda.synchronize()
@@ -144,7 +144,7 @@ def test_what_is_sampled_is_counted_and_nothing_waits() -> None:
     try:
         batch.add_request(late)  # in the row of the one that left
         batch.refresh_metadata()
-        batch.readiness.begin_step()
+        batch.readiness.history.begin_step()
         batch.readiness.prepare(logits, None)
         penalties = Penalties.take(batch.sampling_metadata, logits)[0]
         assert penalties is not None

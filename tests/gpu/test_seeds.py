@@ -52,7 +52,7 @@ def batch(device: torch.device, rows: list[int], vocab_size: int) -> Any:
         max_num_reqs=ROWS,
         generators={row: generator(device, 3 * row) for row in rows},
     )
-    feature = seeds.Seeds.make(SimpleNamespace(batch=owner))
+    feature = seeds.Seeds.make(owner)
     assert feature is not None
     feature.warm_up()
     assert feature.agrees

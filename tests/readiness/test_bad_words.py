@@ -127,7 +127,7 @@ def test_narrower_logits_are_masked_within_their_width(kernels: Any) -> None:
 def left_to_upstream(pair: Pair, rows: int) -> bool:
     """Prepare a step, and return whether upstream's code serves it."""
     logits, _ = pair.logits(rows, "contiguous")
-    pair.ours.readiness.begin_step()
+    pair.ours.readiness.history.begin_step()
     pair.ours.readiness.prepare(logits, None)
     return BadWords.take(pair.ours.sampling_metadata, logits)[0] is None
 

@@ -231,10 +231,10 @@ def test_a_batch_has_the_feature_on_any_rank_unless_it_is_off() -> None:
             return empty(modules.overlaid, 16, **named)
 
     for each in (batch("on"), batch("on", is_pooling_model=True)):
-        feature = each.readiness.find(block_tables.BlockTables)
+        feature = each.readiness.block_tables
         assert each.block_table.readiness is feature is not None
     off = batch("-block-tables")
-    assert off.block_table.readiness is off.readiness.find(block_tables.BlockTables) is None
+    assert off.block_table.readiness is off.readiness.block_tables is None
     off.readiness.lose_block_tables()
 
 

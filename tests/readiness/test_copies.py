@@ -20,7 +20,6 @@ from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.readiness import live
 from vllm.v1.readiness.inputs import block_tables
 from vllm.v1.readiness.sample import thinking_fixes
-from vllm.v1.readiness.sample.penalties import Penalties
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
 VOCABULARY = 37
@@ -171,14 +170,14 @@ def test_a_copied_request_has_no_slot_of_the_batch(copied: Callable[[Any], Any])
     name = run.add([1, 2], max_tokens=40, presence_penalty=1.0)
     run.run(4)
     batch = run.ours.batch
-    penalties = batch.readiness.find(Penalties)
+    penalties = batch.readiness.penalties
     request = batch.readiness.requests[name]
     batch.readiness.remove_request(name, 0)
     assert penalties._kept[name].slot is not None
     twin = copied(request)
     other = empty(modules.overlaid, VOCABULARY)
     other.add_request(twin)
-    others = live.of(other).find(Penalties)
+    others = live.of(other).penalties
     assert others is not None
     assert others._slots == {name: None}
     batch.readiness.add_request(request)

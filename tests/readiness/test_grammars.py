@@ -207,7 +207,7 @@ def test_the_feature_follows_an_input_batch() -> None:
         assert device.allocations == before
         batch.add_request(request("two"))
         assert device.allocations == before + 2
-        feature = batch.readiness.find(Grammars)
+        feature = batch.readiness.grammars
         assert feature._names == {"two"}
         batch.remove_request("two")
         assert not feature._names

@@ -142,7 +142,7 @@ def test_a_cut_drops_tokens_in_flight_that_it_leaves_no_place_for(kept: int) -> 
     for one in lockstep.in_flight[0][2]:
         one.complete()
     live = lockstep.ours.batch.readiness
-    live.begin_step()
+    live.history.begin_step()
     assert live.history.unsettled(lockstep.ours.batch.req_id_to_index[req_id])
     known = lockstep.settled()[req_id]
     assert len(known) == kept + 1
@@ -200,15 +200,15 @@ def test_a_step_is_not_waited_for_once_its_requests_have_left() -> None:
     batch = empty(modules.overlaid, VOCABULARY)
     live = batch.readiness
     for name in "abcd":
-        live.begin_step()
+        live.history.begin_step()
         for req_id in list(batch.req_ids):
             batch.remove_request(req_id)
         batch.add_request(state(Spec([1], [], {}), name))
         batch.refresh_metadata()
         live.prepare(torch.zeros(1, VOCABULARY), None)
         batch.prev_req_id_to_index = {name: 0}
-        assert live.place(256)
-        assert live.expect(torch.tensor([[7]], dtype=torch.int32), never)
+        live.history.place(256)
+        live.history.expect(torch.tensor([[7]], dtype=torch.int32), never)
     assert len(live.history.in_flight) <= 2
 
 
@@ -250,4 +250,4 @@ def test_a_batch_that_is_replaced_is_free_at_once(
     monkeypatch.setattr(modules.overlaid(modules.RUNNER), "InputBatch", kind)
     runner.runner.may_reinitialize_input_batch(SimpleNamespace(kv_cache_groups=[group]), [BLOCK])
     assert all(reference() is None for reference in replaced)
-    runner.runner.input_batch.readiness.begin_step()
+    runner.runner.input_batch.readiness.history.begin_step()

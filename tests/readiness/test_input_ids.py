@@ -125,7 +125,7 @@ def test_indices_of_other_types_go_upstreams_way() -> None:
 
 
 #: A method that a user replaces, and what it then does not ask of the feature.
-OWN = {"_prepare_input_ids": "fill_input_ids", "_compute_prev_positions": "find_previous"}
+OWN = {"_prepare_input_ids": "fill", "_compute_prev_positions": "find_previous"}
 
 
 @pytest.mark.parametrize("own", OWN)
@@ -133,7 +133,7 @@ def test_a_users_own_method_bypasses_the_feature(own: str) -> None:
     step = STEPS["drafts of some"]
     stock = prepare(*make(modules.pristine, step))
     runner, scheduled, lengths = make(modules.overlaid, step, own=own)
-    with mock.patch.object(runner.input_batch.readiness, OWN[own]) as called:
+    with mock.patch.object(runner.input_batch.readiness.input_ids, OWN[own]) as called:
         assert not differences(stock, prepare(runner, scheduled, lengths))
     called.assert_not_called()
 
@@ -142,7 +142,7 @@ def test_a_runner_that_updates_its_requests_itself_counts_their_tokens_itself() 
     """It may give a request another list than the batch has."""
     for own, counted in ((None, True), ("_update_states", False)):
         runner, scheduled, lengths = make(modules.overlaid, STEPS["moved"], own=own)
-        counts = runner.input_batch.readiness.count_tokens(runner)
+        counts = runner.input_batch.readiness.input_ids.count_tokens(runner)
         assert (counts is not None) == counted
         if not counted:
             runner.requests["r3"].output_token_ids = [1] * 9

@@ -52,9 +52,10 @@ def batches(specs: list[Spec], vocab: int, kernels: Any) -> tuple[Any, Any]:
 
 def prepared(batch: Any, logits: torch.Tensor) -> Penalties | None:
     """Begin a step with these logits, and return the penalties if they serve it."""
-    batch.readiness.begin_step()
+    batch.readiness.history.begin_step()
     batch.readiness.prepare(logits, None)
-    penalties: Penalties | None = Penalties.take(batch.sampling_metadata, logits)[0]
+    penalties = Penalties.take(batch.sampling_metadata, logits)[0]
+    assert penalties is None or type(penalties) is Penalties
     return penalties
 
 

@@ -3,6 +3,7 @@
 import pytest
 from support import modules
 from support.inputs import DRAFTS, Row, Step, make
+from vllm.v1.readiness.engine.switch import NAME
 
 #: The end of a prompt, a first step with drafts, and a later one, whose position counts the drafts
 #: of the step before as accepted.
@@ -24,9 +25,10 @@ STEP = Step(
     ],
 )
 def test_positions_behind_a_prompt_of_embeddings_are_marked(
-    side: str, value: str, marked: bool
+    side: str, value: str, marked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model reads an embedding that another step left wherever a mark is missing."""
+    monkeypatch.setenv(NAME, value)
     runner, scheduled, lengths = make(modules.of_side(side), STEP, value)
     runner.use_async_spec_decode = True
     runner.input_batch.is_token_ids[:] = False

@@ -22,7 +22,6 @@ from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, MambaSpec
 from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.inputs import slot_mappings
-from vllm.v1.readiness.inputs.block_tables import BlockTables
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from vllm.v1.spec_decode.eagle import EagleProposer
 
@@ -160,7 +159,7 @@ def test_the_pinned_recurrent_layers_read_no_slots() -> None:
 
 def test_a_device_that_was_asleep_is_sent_whole_tables(runner: Any) -> None:
     runner.init_fp8_kv_scales = lambda: None
-    tables = runner.input_batch.readiness.find(BlockTables)
+    tables = runner.input_batch.readiness.block_tables
     with mock.patch.object(tables, "lose") as lose:
         runner.post_kv_cache_wake_up()
     lose.assert_called_once_with()

@@ -50,7 +50,7 @@ def test_a_slot_that_outlives_its_release_is_not_given_out() -> None:
 def step(batch: Any) -> None:
     """Begin a step, and make it ready to be sampled."""
     live = batch.readiness
-    live.begin_step()
+    live.history.begin_step()
     live.prepare(torch.zeros(batch.num_reqs, VOCABULARY), None)
 
 

@@ -30,7 +30,7 @@ EACH = pytest.mark.parametrize(("kind", "params"), [(Penalties, PENALTY), (BadWo
 
 
 def slots_of(lockstep: LockstepRun, kind: type[Slots]) -> Any:
-    return lockstep.ours.batch.readiness.find(kind)
+    return kind._of(lockstep.ours.batch.readiness)
 
 
 def held(slots: Any) -> dict[str, int]:
@@ -153,10 +153,10 @@ def test_only_the_live_batchs_metadata_and_logits_are_recognised(
     batch = empty(modules.overlaid, VOCABULARY)
     fill(batch, [Spec([1], [2], params)] * 2)
     logits = torch.randn(2, VOCABULARY)
-    batch.readiness.begin_step()
+    batch.readiness.history.begin_step()
     batch.readiness.prepare(logits, None)
     metadata = batch.sampling_metadata
-    assert kind.take(metadata, logits)[0] is batch.readiness.find(kind)
+    assert kind.take(metadata, logits)[0] is kind._of(batch.readiness)
     assert kind.take(change(metadata), logits)[0] is None
     assert kind.take(metadata, logits[:1])[0] is None
     assert kind.take(metadata, logits[:, :-1])[0] is None
@@ -236,11 +236,12 @@ def test_slots_miss_the_samples_of_a_step_that_was_not_prepared(
     batch = empty(modules.overlaid, VOCABULARY)
     fill(batch, [Spec([1], [2], params)])
     live = batch.readiness
-    live.begin_step()
+    live.history.begin_step()
     live.prepare(torch.randn(1, VOCABULARY), None)
+    slots: Any = kind._of(live)
     for complete in (True, False):
         live.observe_sampled(torch.tensor([[3]]), torch.zeros(1, dtype=torch.bool))
-        assert live.find(kind).complete is complete
+        assert slots.complete is complete
 
 
 def test_rejected_drafts_are_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def continued(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def noted(self: Any, runner: Any, scheduled: Any) -> Any:
         rest = advance(self, runner, scheduled)
-        if rest is not None:
+        if rest is not scheduled:
             assert not rest.scheduled_cached_reqs.req_ids
             rows.append(len(scheduled.scheduled_cached_reqs.req_ids))
         return rest

@@ -12,7 +12,6 @@ from support.scheduling import make_scheduler
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
 from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.readiness import live
-from vllm.v1.readiness.inputs.step_metadata import StepMetadata
 from vllm.v1.utils import CpuGpuBuffer
 
 TOKENS = 512
@@ -80,7 +79,7 @@ class Runner:
         total = sum(lengths)
         slots = {number: torch.zeros(total, dtype=torch.int64) for number in range(len(GROUPS))}
         if hasattr(self.batch, "readiness"):
-            metadata = live.of(self.batch).find(StepMetadata)
+            metadata = live.of(self.batch).step_metadata
             assert metadata is not None
             metadata.begin_step()
             made = metadata.make_slots(runner, total, None)

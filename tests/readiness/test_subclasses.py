@@ -34,7 +34,8 @@ def batch_without_our_constructor() -> Any:
 def prepare(batch: Any, sampler: Any = None) -> None:
     """Begin a step of a runner with this sampler, or with vLLM's own."""
     mine = live.of(batch)
-    mine.begin_step()
+    if mine.history is not None:
+        mine.history.begin_step()
     runner = sampler and SimpleNamespace(sampler=sampler)
     mine.prepare(torch.zeros(1, VOCABULARY), None, runner)
 
@@ -54,11 +55,10 @@ def test_a_batch_without_our_constructor_is_upstreams(
     assert ours.req_ids == stock.req_ids
     assert (ours.token_ids_cpu == stock.token_ids_cpu).all()
     mine = live.of(ours)
-    mine.begin_step()
     mine.prepare(torch.zeros(4, VOCABULARY), None)
     mine.observe_sampled(torch.zeros(4, 1), torch.zeros(4, dtype=torch.bool))
     assert not mine.settle_for_sampling()
-    assert not mine.place(256)
+    assert mine.history is None
     assert mine.host_needs_drafts()
     assert mine.outputs.readbacks is None
     assert ours.readiness is mine
@@ -74,11 +74,10 @@ def test_a_batch_of_another_class_is_left_alone(caplog_vllm: pytest.LogCaptureFi
 
     batch = Unknown()
     attached = live.of(batch)
-    attached.begin_step()
     attached.cut("r0", 1)
     attached.prepare(torch.zeros(1, VOCABULARY), None, SimpleNamespace(sampler=object()))
     assert attached.host_needs_drafts()
-    assert not attached.place(256)
+    assert attached.history is None
     assert attached.outputs.readbacks is None
     assert live.of(batch) is attached
     assert sum("Unknown does not" in r.getMessage() for r in caplog_vllm.records) == 1
@@ -90,7 +89,7 @@ def test_a_mock_is_left_alone() -> None:
     attached = live.of(batch)
     assert isinstance(attached, live.LiveBatch)
     assert live.of(batch) is attached
-    assert attached.build_metadata(mock.MagicMock(), (1, 1, 1, None, None)) is None
+    assert attached.step_metadata is None
 
 
 def sampled(load: Any, logits: torch.Tensor) -> Any:
@@ -106,7 +105,7 @@ def sampled(load: Any, logits: torch.Tensor) -> Any:
     batch = empty(load, VOCABULARY)
     fill(batch, [Spec([1, n], [2], {"logprobs": 2}) for n in range(3)])
     if hasattr(batch, "readiness"):
-        batch.readiness.begin_step()
+        batch.readiness.history.begin_step()
         batch.readiness.prepare(logits, None, SimpleNamespace(sampler=sampler))
     with torch.compiler.set_stance("force_eager"):  # it would compile every shape
         return sampler(logits, batch.sampling_metadata)

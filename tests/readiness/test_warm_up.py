@@ -173,7 +173,7 @@ def variants(
 
 
 def compile_kernels(runner: Any) -> None:
-    warm_up.WarmUp(runner.input_batch).compile_kernels(runner)
+    warm_up.WarmUp().compile(runner)
 
 
 def prepare(runner: Any, size: int) -> None:
@@ -356,20 +356,18 @@ def test_it_is_made_for_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = batches.empty(modules.overlaid, VOCABULARY)
     live = batch.readiness
     assert registry.WARM_UP in live.on
-    assert live.find(warm_up.WarmUp) is None
-    live.compile_kernels(None)
+    assert live.kernels is None
     device = torch.device("cuda")
-    cuda: Any = SimpleNamespace(
-        batch=SimpleNamespace(device=device, max_num_reqs=1, is_pooling_model=False),
-        num_spec_tokens=0,
-    )
-    assert warm_up.WarmUp.make(cuda) is None
+    cuda: Any = SimpleNamespace(device=device, max_num_reqs=1, is_pooling_model=False)
+    assert warm_up.WarmUp.make(cuda, 0) is None
     monkeypatch.setattr(warm_up, "current_platform", SimpleNamespace(is_cuda=lambda: True))
-    assert warm_up.WarmUp.make(live) is None
-    assert isinstance(warm_up.WarmUp.make(cuda), warm_up.WarmUp)
-    assert warm_up.WarmUp in registry.classes(switch.enabled())
+    assert warm_up.WarmUp.make(batch, 0) is None
+    assert isinstance(warm_up.WarmUp.make(cuda, 0), warm_up.WarmUp)
+    kept: Any = warm_up.WarmUp()
+    monkeypatch.setattr(warm_up.WarmUp, "make", lambda *_: kept)
+    assert batches.empty(modules.overlaid, VOCABULARY).readiness.kernels is kept
     monkeypatch.setenv(switch.NAME, "-warm-up")
-    assert warm_up.WarmUp not in registry.classes(switch.enabled())
+    assert batches.empty(modules.overlaid, VOCABULARY).readiness.kernels is None
 
 
 def started(loader: Any, monkeypatch: pytest.MonkeyPatch, v2: bool = False) -> tuple[Any, Any]:
@@ -380,13 +378,13 @@ def started(loader: Any, monkeypatch: pytest.MonkeyPatch, v2: bool = False) -> t
 
     def draw(name: str, *results: Any) -> Callable[..., Any]:
         def call(*arguments: Any, **_: Any) -> Any:
-            calls.append((name, *arguments) if name == "compile_kernels" else name)
+            calls.append((name, *arguments) if name == "compile" else name)
             torch.rand(7)
             return results
 
         return call
 
-    batch.readiness.compile_kernels = draw("compile_kernels")
+    batch.readiness.kernels = SimpleNamespace(compile=draw("compile"))
     runner = SimpleNamespace(
         input_batch=batch,
         is_pooling_model=False,
@@ -417,9 +415,7 @@ def started(loader: Any, monkeypatch: pytest.MonkeyPatch, v2: bool = False) -> t
     monkeypatch.setattr(module, "get_pp_group", lambda: SimpleNamespace(is_last_rank=True))
     monkeypatch.setattr(module, "set_random_seed", note_seed)
     module.Worker.compile_or_warm_up_model(worker)
-    return [call if call != ("compile_kernels", runner) else "ours" for call in calls], torch.rand(
-        5
-    )
+    return [call if call != ("compile", runner) else "ours" for call in calls], torch.rand(5)
 
 
 def test_the_worker_calls_it_once_before_it_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,9 +480,9 @@ def test_ranks_launch_the_filters_when_the_first_has_written_them(
     monkeypatch.setattr(warm_up, "get_tp_group", lambda: group)
     if "logits" in refused:  # on this rank alone: the others must not wait for it
         runner.model.compute_logits = None
-    kept: Any = warm_up.WarmUp(runner.input_batch)
+    kept: Any = warm_up.WarmUp()
     kept._filters = Filters(calls, refused)
-    kept.compile_kernels(runner)
+    kept.compile(runner)
     launched = [((16, VOCABULARY), torch.float32)]
     assert calls == ["wait", "barrier", *(launched if "logits" not in refused else [])]
     assert variants
@@ -519,11 +515,10 @@ def test_filters_are_compiled_where_logits_are_filtered(
     monkeypatch.setattr(warm_up, "get_pp_group", lambda: rank)
     monkeypatch.setattr(warm_up, "get_tp_group", lambda: rank)
     fields = {"max_num_reqs": 40, "is_pooling_model": False, "vocab_size": VOCABULARY, **change}
-    batch = SimpleNamespace(device=torch.device("cuda"), **fields)
-    live: Any = SimpleNamespace(batch=batch, num_spec_tokens=drafts)
+    batch: Any = SimpleNamespace(device=torch.device("cuda"), **fields)
     warm_up._filter_kernels.cache_clear()
     for _ in range(2):  # vLLM makes another batch when it knows the sizes of blocks
-        assert warm_up.WarmUp.make(live) is not None
+        assert warm_up.WarmUp.make(batch, drafts) is not None
     warm_up._filter_kernels.cache_clear()
     made = [] if sizes is None else [sizes, VOCABULARY]
     assert calls == made + ["start"] * (2 * starts)

@@ -121,7 +121,7 @@ class Pair:
         self._compare(logits, expected, before)
 
     def _prepare(self, logits: torch.Tensor, drafts: SpecDecodeMetadata | None) -> None:
-        self.ours.readiness.begin_step()
+        self.ours.readiness.history.begin_step()
         self.ours.readiness.prepare(logits, drafts)
 
     def sample(self, tokens: list[list[int]], discarded: Sequence[int] = ()) -> None:

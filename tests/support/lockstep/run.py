@@ -5,7 +5,7 @@ import pickle
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -114,9 +114,7 @@ class LockstepRun:
         self.ahead = ahead
         self.own = own
         self.switch = switch
-        with pytest.MonkeyPatch.context() as patch:
-            if switch:
-                patch.setenv("VLLM_READINESS", switch)
+        with self._switched():
             self.runners = self.make_runners(arrives, twins)
         self.in_flight: deque[tuple[Any, Any, list[SimulatedCopy]]] = deque()
         self.proposed: dict[str, list[int]] = {}
@@ -237,11 +235,19 @@ class LockstepRun:
         depth = max(0, len(self.in_flight) - 1)
         if scheduled.total_num_scheduled_tokens or scheduled.finished_req_ids:
             self.steps += 1
-            self._run(scheduled)
+            with self._switched():
+                self._run(scheduled)
         if scheduled.total_num_scheduled_tokens:
             depth = self.asynchronous + self.ahead
         while len(self.in_flight) > depth:
             self._read()
+
+    @contextmanager
+    def _switched(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            if self.switch:
+                patch.setenv("VLLM_READINESS", self.switch)
+            yield
 
     def _ask_scheduler(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call upstream's scheduler; an error of its own sets the run aside."""

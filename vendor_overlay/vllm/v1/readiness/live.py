@@ -1,23 +1,48 @@
-"""Live batch: the overlay's entry point for vLLM's V1 model runner and its InputBatch.
+"""The step of V1's model runner: what the overlay does for a batch, in the order of a step.
 
-A live batch has the verbs of :class:`~vllm.v1.readiness.feature.Feature`. It also has methods that
+Each InputBatch has a :class:`LiveBatch`, which owns the features and fixes of the batch as named
+attributes, and calls them by name. Only a change of a row (a request is added, removed, moved,
+swapped or truncated) goes to all that keep state of rows: each is a
+:class:`~vllm.v1.readiness.feature.Feature`. A method that stands in for upstream's code returns a
+result, or None or False to fall back.
 
-- InputBatch calls: ``plan`` for new sampling metadata, ``settle_for_sampling`` before sampling, and
-  ``expect`` for tokens being copied to the host;
-- the runner calls: ``begin_step`` in ``_update_states``, ``check_inputs`` in ``_prepare_inputs``,
-  ``prepare`` and ``host_needs_drafts`` in ``_sample``, and ``place`` in ``_bookkeeping_sync``.
+**The path of a token**, sampled in step *n* under async scheduling. Upstream's functions are those
+of ``gpu_model_runner``, unless their file is named.
 
-The samplers reach the live batch through the sampling metadata, and call feature modules directly:
-``penalties``, ``bad_words``, ``thinking_budget``, ``sampler_copies``, ``seeds``. The runner creates
-outputs through :mod:`~vllm.v1.readiness.outputs.model_outputs`, also for pooling models. Model
-Runner V2 has one seam, in its sampler, for :mod:`~vllm.v1.readiness.sample.sampler_copies_mrv2`.
+1. ``_update_states`` calls :meth:`History.begin_step`: all steps but the newest are settled, so
+   their tokens are in ``token_ids_cpu`` and the output lists. They have usually arrived; a late
+   copy is waited for with the owner ``history``. Then requests that continue are updated at once
+   (:meth:`StepInputs.advance`), and upstream's loop adds and removes the others.
+2. ``_prepare_inputs`` reads the token of step *n* - 1 on the device, where the sampler has left it:
+   :meth:`StepInputs.prepare` for all rows with one kernel, or in a step with drafts
+   :meth:`InputIds.fill`.
+3. ``_sample`` calls :meth:`LiveBatch.prepare`, which fills the slots of new requests, and the batch
+   calls :meth:`LiveBatch.settle_for_sampling`, which waits only if a reader
+   (:mod:`~.sample.readers`) needs the newest token of some row.
+4. ``sampler.py`` and ``rejection_sampler.py`` offer metadata and logits to
+   :mod:`~.sample.penalties`, :mod:`~.sample.bad_words`, :mod:`~.sample.thinking_budget` and
+   :mod:`~.sample.sampler_copies`. The metadata belongs to a live batch if its output lists are that
+   batch's :attr:`LiveBatch.rows`. A slot that does not serve the step settles the lists, and
+   upstream's code runs on them.
+5. :meth:`LiveBatch.observe_sampled` counts the token in its request's slots, on the device.
+6. ``_bookkeeping_sync`` calls :meth:`History.place`: a placeholder, -1, is written into
+   ``token_ids_cpu`` and the output list.
+7. ``AsyncGPUModelRunnerOutput`` calls :meth:`Outputs.start_async`, which copies ids and logprobs to
+   pinned memory and records an event, and :meth:`History.expect` keeps both as a step in flight.
+   ``sample_tokens`` returns; nothing has waited.
+8. ``get_output``, in another thread, waits for the event with the owner ``output``. The token goes
+   to the scheduler (:mod:`~.core.update_outputs`), to the front end (:mod:`~.frontend.continuing`)
+   and to the client (:mod:`~.frontend.unread`, :mod:`~.frontend.chunks`).
+9. When step *n* + 2 begins, the token is written over its placeholder, as in 1.
+
+Under synchronous scheduling, ``_bookkeeping_sync`` gets the tokens from :meth:`Outputs.show` in
+place of 6 and 7, waits once for their event (owner ``output``) and writes them itself.
 """
 
 # mirrors: nothing
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from operator import is_
 from sys import modules
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -26,31 +51,100 @@ from weakref import proxy
 import torch
 from vllm.logger import init_logger
 from vllm.v1.readiness import registry
+from vllm.v1.readiness.core import mask_rows
 from vllm.v1.readiness.engine import fences, gauges, subclasses, switch
-from vllm.v1.readiness.feature import VERBS, F, Feature
+from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.frontend import cached_prompt_logprobs
+from vllm.v1.readiness.inputs import (
+    block_tables,
+    draft_lengths,
+    drafter_ranks,
+    empty_states,
+    prompt_embeds,
+    restarts,
+    rope_positions,
+    slot_mappings,
+    undrafted_rows,
+    uniform_decode,
+)
+from vllm.v1.readiness.inputs.accepted_counts import AcceptedCounts
+from vllm.v1.readiness.inputs.input_ids import InputIds
 from vllm.v1.readiness.inputs.pinned_inputs import keep as keep_inputs
+from vllm.v1.readiness.inputs.row_state import RowState
+from vllm.v1.readiness.inputs.step_inputs import StepInputs
+from vllm.v1.readiness.inputs.step_metadata import StepMetadata
+from vllm.v1.readiness.outputs import readback
 from vllm.v1.readiness.outputs.history import History, LiveRows
 from vllm.v1.readiness.outputs.model_outputs import Outputs, wait
-from vllm.v1.readiness.sample import readers, sampler_copies
-from vllm.v1.readiness.sample.bad_words import BadWords
+from vllm.v1.readiness.sample import (
+    allowed_tokens,
+    bad_words,
+    closed_grammars,
+    logprob_ranks,
+    penalties,
+    prompt_chunks,
+    prompt_logits,
+    readers,
+    sampler_copies,
+    stop_tokens,
+    thinking_fixes,
+)
 from vllm.v1.readiness.sample.cpu_seeds import CpuSeeds
-from vllm.v1.readiness.sample.penalties import Penalties
+from vllm.v1.readiness.sample.grammars import Grammars
 from vllm.v1.readiness.sample.seeds import Seeds
-from vllm.v1.readiness.sample.slots import Slots
 from vllm.v1.readiness.sample.thinking_budget import ThinkingBudget
+from vllm.v1.readiness.sample.warm_up import WarmUp
 from vllm.v1.readiness.watch.startup import start
 
 if TYPE_CHECKING:
     import numpy as np
-    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+    from vllm.v1.readiness.sample.slots import Slots
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-__all__ = ["LiveBatch", "Outputs", "attach", "detached_state", "keep_inputs", "of", "start", "wait"]
+#: The door of V1's worker: what its patched files call.
+__all__ = [
+    "LiveBatch",
+    "Outputs",
+    "allowed_tokens",
+    "attach",
+    "cached_prompt_logprobs",
+    "detached_state",
+    "draft_lengths",
+    "drafter_ranks",
+    "empty_states",
+    "keep_inputs",
+    "of",
+    "prompt_chunks",
+    "prompt_embeds",
+    "prompt_logits",
+    "restarts",
+    "rope_positions",
+    "start",
+    "undrafted_rows",
+    "uniform_decode",
+    "wait",
+]
 
 logger = init_logger(__name__)
+
+#: Words that serve pooling models, which sample nothing.
+_POOLING = frozenset(
+    {
+        registry.ACCEPTED_COUNTS,
+        registry.BLOCK_TABLES,
+        registry.CPU_SEEDS,
+        registry.READBACK,
+        registry.ROW_STATE,
+        registry.WARM_UP,
+    }
+)
+_THINKING_FIXES = frozenset(
+    {registry.THINKING_ROWS, registry.THINKING_SECTIONS, registry.THINKING_UNLIMITED}
+)
 
 
 def attach(batch: "InputBatch", num_spec_tokens: int) -> None:
@@ -76,18 +170,18 @@ def of(batch: "InputBatch") -> "LiveBatch":
     return subclasses.attached(batch, LiveBatch, lambda: LiveBatch(batch, 0, frozenset()))
 
 
-class LiveBatch(Feature):
+class LiveBatch:
     """Features and fixes of one InputBatch, which is referenced weakly.
 
     ``on`` names the features and fixes; None reads the environment. If ``on`` is empty, ``batch``
     may be None.
 
     Attributes:
-        rows: output token ids of each row, if History is on.
+        rows: output token ids of each row, if ``history`` is on.
         requests: requests in the batch, by id.
+        serving: ``on`` without what does not serve this batch.
         outputs: creates the runner's outputs.
-        history, thinking, penalties, bad_words, seeds: features; None if off.
-        serving: ``on`` without the features that a custom logits processor disables.
+        others: the features and fixes, in the order of a step; None if off.
     """
 
     def __init__(
@@ -96,45 +190,74 @@ class LiveBatch(Feature):
         on = switch.enabled() if on is None else on
         with suppress(TypeError):  # not every class supports weak references
             batch = proxy(batch)
-        super().__init__(batch)
-        self.num_spec_tokens = num_spec_tokens
-        self.on = on
+        self.batch, self.num_spec_tokens, self.on = batch, num_spec_tokens, on
         self.rows = LiveRows(self)
         self.requests: dict[str, CachedRequestState] = {}
-        self._features: list[Feature] = []
-        pooling = bool(on) and batch.is_pooling_model
-        if on and not pooling:
+        if on and batch.is_pooling_model:
+            on &= _POOLING
+        elif on:
             readers.check_declarations(batch)
             on = readers.count_plugin_processors(batch, on)
         self.serving = on
         #: Samplers last checked for seams; None before the first check.
         self._samplers: list[object] | None = None
-        self._plans_copies = registry.SAMPLER_COPIES in on and not pooling
         self._samplers_plan_copies = False
-        for kind in registry.classes(on):
-            if (kind.pooling or not pooling) and (feature := kind.make(self)) is not None:
-                self._features.append(feature)
-        self.outputs = self.find(Outputs) or Outputs(batch, num_spec_tokens, False)
-        self.history = self.find(History)
-        self.thinking = self.find(ThinkingBudget)
-        self.penalties = self.find(Penalties)
-        self.bad_words = self.find(BadWords)
-        self.seeds = self.find(Seeds)
-        self._cpu_seeds = self.find(CpuSeeds)
-        self.slots = [slots for slots in (self.penalties, self.bad_words) if slots is not None]
         self._slots_with_seams: list[Slots] = []
-        #: The features' overriding methods, by verb.
-        self._methods = {verb: self._of(verb) for verb in VERBS}
-        for verb in VERBS - vars(LiveBatch).keys():
-            if methods := self._methods[verb]:
-                setattr(self, verb, methods[0] if len(methods) == 1 else partial(_all, methods))
-
-    def _of(self, verb: str) -> list[Callable[..., Any]]:
-        return [
-            getattr(feature, verb)
-            for feature in self._features
-            if getattr(type(feature), verb) is not getattr(Feature, verb)
-        ]
+        # Rows and inputs
+        self.row_state = RowState(batch) if registry.ROW_STATE in on else None
+        self.accepted_counts = (
+            AcceptedCounts(batch) if num_spec_tokens and registry.ACCEPTED_COUNTS in on else None
+        )
+        self.block_tables = (
+            block_tables.attach(batch.block_table) if registry.BLOCK_TABLES in on else None
+        )
+        self.input_ids = InputIds(batch) if registry.INPUT_IDS in on else None
+        self.step_metadata = StepMetadata(batch) if registry.STEP_INPUTS in on else None
+        self.step_inputs = StepInputs(batch, self.step_metadata) if self.step_metadata else None
+        # Sampling
+        if registry.CLOSED_GRAMMARS in on:
+            closed_grammars.install(batch)
+        if not on.isdisjoint(_THINKING_FIXES):
+            thinking_fixes.mend(batch, on)
+        self.history = history = (
+            History(batch, num_spec_tokens, self.requests) if registry.HISTORY in on else None
+        )
+        if history is not None:
+            batch.req_output_token_ids = self.rows
+        self.thinking = (
+            ThinkingBudget.make(batch, history, on)
+            if history is not None and registry.THINKING_BUDGET in on
+            else None
+        )
+        self.penalties = (
+            penalties.Penalties(batch, history)
+            if history is not None and registry.PENALTIES in on
+            else None
+        )
+        self.bad_words = (
+            bad_words.BadWords(batch, history)
+            if history is not None and registry.BAD_WORDS in on
+            else None
+        )
+        self.slots = [slots for slots in (self.penalties, self.bad_words) if slots is not None]
+        self.seeds = Seeds.make(batch) if registry.SEEDS in on else None
+        self.cpu_seeds = (
+            CpuSeeds(batch) if registry.CPU_SEEDS in on and batch.device.type == "cpu" else None
+        )
+        self.grammars = (
+            Grammars(batch, num_spec_tokens)
+            if registry.GRAMMARS in on and readback.has_events(batch.device)
+            else None
+        )
+        self.kernels = WarmUp.make(batch, num_spec_tokens) if registry.WARM_UP in on else None
+        # Outputs
+        self.outputs = Outputs(batch, num_spec_tokens, registry.READBACK in on)
+        followers = (
+            *(self.history, self.row_state, self.accepted_counts, self.step_inputs),
+            *(self.grammars, self.penalties, self.bad_words, self.thinking),
+        )
+        #: Features and fixes that keep state of rows or requests.
+        self._followers: list[Feature] = [each for each in followers if each is not None]
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> "tuple[Callable[[], LiveBatch], tuple[()]]":
         """Pickle and copy as a live batch with all features and fixes off."""
@@ -146,25 +269,59 @@ class LiveBatch(Feature):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def find(self, kind: type[F]) -> F | None:
-        """Return the feature of this class; None if it is off."""
-        return next((feature for feature in self._features if type(feature) is kind), None)
+    # Start-up
+
+    def warm_up(self) -> None:
+        """Compile kernels and allocate pinned memory before the first request."""
+        for part in (self.step_inputs, *self.slots, self.seeds, self.outputs):
+            if part is not None:
+                part.warm_up()
+        if registry.LOGPROB_RANKS in self.serving:
+            logprob_ranks.warm_up(self.batch.device)
+
+    def choose_slots(self, runner: "GPUModelRunner") -> None:
+        """Choose the KV cache groups that need slot mappings. Called once the groups are known."""
+        if self.block_tables is not None:
+            slot_mappings.choose(runner)
+        if self.step_inputs is not None:
+            self.step_inputs.choose_slots(runner)
+
+    # The batch changes for a step
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """See :meth:`Feature.add_request`."""
+        """Start tracking a request that was given a row."""
         self.requests[request.req_id] = request
-        for add in self._methods["add_request"]:
-            add(request)
+        if registry.STOP_TOKENS in self.serving:
+            stop_tokens.drop_foreign(request, self.batch.vocab_size)
+        for follower in self._followers:
+            follower.add_request(request)
 
     def remove_request(self, req_id: str, row: int) -> None:
-        """See :meth:`Feature.remove_request`. Go idle if no request remains."""
+        """Stop tracking a request that leaves its row. Go idle if no request remains."""
         if (request := self.requests.pop(req_id, None)) is None:
             return
-        for remove in self._methods["remove_request"]:
-            remove(request, row)
+        for follower in self._followers:
+            follower.remove_request(request, row)
         if not self.requests:
             del request  # frees the slots of the request, unless the runner references it
-            self.idle()
+            for follower in self._followers:
+                follower.idle()
+
+    def move_row(self, source: int, target: int) -> None:
+        """Move the state of row ``source`` to the empty row ``target``. Called by ``condense``."""
+        for follower in self._followers:
+            follower.move_row(source, target)
+
+    def swap_rows(self, one: int, other: int) -> None:
+        """Swap the states of two rows. Called by ``swap_states``."""
+        for follower in self._followers:
+            follower.swap_rows(one, other)
+
+    def cut(self, req_id: str, length: int) -> None:
+        """Prepare for truncating a request to ``length`` output tokens, placeholders included."""
+        if self._followers and req_id in self.batch.req_id_to_index:
+            for follower in self._followers:
+                follower.cut(req_id, length)
 
     def plan(self, metadata: "SamplingMetadata") -> None:
         """Plan which logits the samplers copy, and attach the plan to new sampling metadata."""
@@ -175,21 +332,7 @@ class LiveBatch(Feature):
         """Return whether new sampling metadata omits prompt token ids until penalties fall back."""
         return self.penalties is not None and self.penalties in self._slots_with_seams
 
-    def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """See :meth:`Feature.observe_sampled`. Overridden because profiler scopes wrap it."""
-        for observe in self._methods["observe_sampled"]:
-            observe(sampled, discarded)
-
-    def begin_step(self) -> None:
-        """See :meth:`History.begin_step`."""
-        if self.history is not None:
-            self.history.begin_step()
-
-    def cut(self, req_id: str, length: int) -> None:
-        """See :meth:`Feature.cut`. A no-op if the request is not in the batch."""
-        if self._features and req_id in self.batch.req_id_to_index:
-            for cut in self._methods["cut"]:
-                cut(req_id, length)
+    # A step's inputs are prepared
 
     def check_inputs(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput", counts: "np.ndarray"
@@ -199,6 +342,32 @@ class LiveBatch(Feature):
         alone = runner.parallel_config.pipeline_parallel_size == 1
         if self.history is not None and runner.use_async_scheduling and alone:
             self.history.check_inputs(counts, scheduled.scheduled_spec_decode_tokens)
+
+    def forget_step(self) -> None:
+        """Discard state of the last step. Called after a dummy run, which overwrites buffers."""
+        if self.step_inputs is not None and self.step_metadata is not None:
+            self.step_inputs.forget_step()
+            self.step_metadata.forget_step()
+
+    def lose_block_tables(self) -> None:
+        """Mark the block tables on the device as lost. Called when sleep mode discards them."""
+        if self.block_tables is not None:
+            self.block_tables.lose()
+        if self.step_inputs is not None and self.step_metadata is not None:
+            self.step_inputs.lose_block_tables()
+            self.step_metadata.lose_block_tables()
+
+    # A step is sampled
+
+    def apply_grammars(
+        self, scheduled: "SchedulerOutput", grammars: "GrammarOutput", logits: torch.Tensor
+    ) -> bool:
+        """Apply grammar bitmasks to ``logits`` [positions, vocab] in place; True if done."""
+        if self.num_spec_tokens and registry.CLOSED_GRAMMARS in self.serving:
+            mask_rows.match(scheduled, grammars)
+        return self.grammars is not None and self.grammars.apply_grammars(
+            scheduled, grammars, logits
+        )
 
     def prepare(
         self,
@@ -211,8 +380,8 @@ class LiveBatch(Feature):
         ``logits`` is [positions, vocab]. ``runner`` may be None if the samplers are vLLM's own.
         """
         self._check_samplers(runner)
-        if self._cpu_seeds is not None:
-            self._cpu_seeds.keep(runner)
+        if self.cpu_seeds is not None:
+            self.cpu_seeds.keep(runner)
         if self.seeds is not None:
             self.seeds.prepare(runner)
         if self.history is None:
@@ -231,7 +400,8 @@ class LiveBatch(Feature):
                 slots.restore(self.batch.sampling_metadata)
 
     def _check_samplers(self, runner: "GPUModelRunner | None") -> None:
-        if not (self.slots or self._plans_copies):
+        plans = registry.SAMPLER_COPIES in self.serving
+        if not (self.slots or plans):
             return
         samplers = [getattr(runner, name, None) for name in ("sampler", "rejection_sampler")]
         if self._samplers is not None and all(map(is_, samplers, self._samplers)):
@@ -242,9 +412,7 @@ class LiveBatch(Feature):
             for slots in self.slots
             if subclasses.all_have_seam(samplers, modules[type(slots).__module__])
         ]
-        self._samplers_plan_copies = self._plans_copies and subclasses.all_have_seam(
-            samplers, sampler_copies
-        )
+        self._samplers_plan_copies = plans and subclasses.all_have_seam(samplers, sampler_copies)
         self.plan(self.batch.sampling_metadata)
 
     def _leave_to_upstream(self, runner: "GPUModelRunner | None") -> None:
@@ -282,25 +450,13 @@ class LiveBatch(Feature):
         """Return whether the host reads this step's draft tokens."""
         return self.history is None or any(True for _ in readers.readers(self))
 
-    def place(self, max_model_len: int) -> bool:
-        """See :meth:`History.place`; False to fall back to upstream."""
-        if self.history is None:
-            return False
-        self.history.place(max_model_len)
-        return True
+    # A step has been sampled
 
-    def expect(self, tokens: torch.Tensor, event: torch.Event) -> bool:
-        """See :meth:`History.expect`; False to fall back to upstream."""
-        if self.history is None:
-            return False
-        self.history.expect(tokens, event)
-        return True
+    def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Update the slots with the tokens that a step has sampled.
 
-
-def _all(methods: list[Callable[..., Any]], *arguments: Any) -> Any:  # noqa: ANN401
-    """Call all methods, and return the first result that is not None."""
-    answer = None
-    for method in methods:
-        result = method(*arguments)
-        answer = result if answer is None else answer
-    return answer
+        ``sampled`` [requests, 1 + drafts] is padded with -1. ``discarded``, bool [>= requests],
+        marks rows whose sampled tokens are dropped. Both are on the device.
+        """
+        for slots in self.slots:
+            slots.observe_sampled(sampled, discarded)

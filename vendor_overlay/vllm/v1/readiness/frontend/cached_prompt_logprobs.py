@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
-from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutput
@@ -36,11 +35,9 @@ if TYPE_CHECKING:
 _NO_RANK = 1 << 30
 
 
-class CachedPromptLogprobs(Feature):
-    """Marks prompt positions that are not computed."""
-
-    def mark_prompt(self, room: LogprobsTensors) -> None:
-        """Mark all positions of a prompt as not computed."""
+def mark_prompt(room: LogprobsTensors) -> None:
+    """Mark all positions of a prompt as not computed, before its prefill."""
+    if registry.CACHED_PROMPT_LOGPROBS in switch.enabled():
         room.logprob_token_ids.zero_()
         room.logprobs.fill_(-float("inf"))
         room.selected_token_ranks.fill_(_NO_RANK)

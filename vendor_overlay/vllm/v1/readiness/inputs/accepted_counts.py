@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from vllm.v1.readiness.engine import subclasses
-from vllm.v1.readiness.feature import Feature, Live
+from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 class AcceptedCounts(Feature):
     """Accepted-draft counts of one batch."""
-
-    pooling = True
 
     def __init__(self, batch: "InputBatch") -> None:
         super().__init__(batch)
@@ -48,11 +46,6 @@ class AcceptedCounts(Feature):
         #: Counts of requests that may come back.
         self._left: dict[str, int] = {}
 
-    @classmethod
-    def make(cls, live: "Live") -> "AcceptedCounts | None":
-        """Create the feature; None without speculative decoding."""
-        return cls(live.batch) if live.num_spec_tokens else None
-
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
         """Keep the count of a request that may come back."""
         if not self._serving:
@@ -62,8 +55,11 @@ class AcceptedCounts(Feature):
         elif (before := (self.batch.prev_req_id_to_index or {}).get(request.req_id)) is not None:
             self._leaving[request.req_id] = before
 
-    def gather_accepted(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
-        """See :meth:`Feature.gather_accepted`. Requests that come back keep their counts."""
+    def gather(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> None:
+        """Write each request's number of accepted tokens to its row, on the host.
+
+        Requests that come back keep their counts.
+        """
         if self._serving is None:
             self._begin(runner)
         if not self._serving:

@@ -35,12 +35,9 @@ import torch
 from vllm.distributed import get_pp_group
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import gauges, pinning, subclasses
-from vllm.v1.readiness.feature import Feature, Live
-from vllm.v1.readiness.inputs import slot_mappings
 
 if TYPE_CHECKING:
     from vllm.v1.worker.block_table import BlockTable, MultiGroupBlockTable
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 #: Bytes up to which a table is copied whole, because the copy takes no longer than its launch.
 SMALL = 256 << 10
@@ -99,15 +96,8 @@ def _stages() -> int:
         return 2
 
 
-class BlockTables(subclasses.Uncopied, Feature):
+class BlockTables(subclasses.Uncopied):
     """Block tables of one batch on the device, one per KV cache group."""
-
-    pooling = True
-
-    @classmethod
-    def make(cls, live: "Live") -> "BlockTables | None":
-        """See :func:`attach`."""
-        return attach(live.batch.block_table)
 
     def __init__(self, tables: "list[BlockTable]") -> None:
         self._tables = tables
@@ -173,14 +163,6 @@ class BlockTables(subclasses.Uncopied, Feature):
         if cells:
             self._send(cells, requests)
         return True
-
-    def choose_slots(self, runner: "GPUModelRunner") -> None:
-        """See :func:`slot_mappings.choose`."""
-        slot_mappings.choose(runner)
-
-    def lose_block_tables(self) -> None:
-        """See :meth:`Feature.lose_block_tables`."""
-        self.lose()
 
     def lose(self) -> None:
         """Invalidate all rows on the device."""

@@ -12,16 +12,15 @@ drafter always drafts. Other drafters draft as in 0.22.0.
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import switch
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
-class DraftLengths(Feature):
-    """Lengths of requests with drafts."""
-
-    def caps_drafts(self, runner: "GPUModelRunner") -> bool | None:
-        """See :meth:`Feature.caps_drafts`."""
-        config = runner.speculative_config
-        return True if config is not None and config.method == "ngram" else None
+def caps_drafts(runner: "GPUModelRunner") -> bool:
+    """Return whether the drafter caps each request's drafts by max_model_len."""
+    config = runner.speculative_config
+    caps = config is not None and config.method == "ngram"
+    return caps and registry.DRAFT_LENGTHS in switch.enabled()

@@ -11,22 +11,19 @@ hang. Here a rank that does not draft runs the drafter on a dummy token, as idle
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import switch
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
-class DrafterRanks(Feature):
-    """Drafter of one rank."""
-
-    pooling = True
-
-    def take_part(self, runner: "GPUModelRunner") -> None:
-        """See :meth:`Feature.take_part`."""
-        config = runner.speculative_config
-        if config is None or runner.parallel_config.data_parallel_size == 1:
-            return
-        # Conditions under which the runner's dummy runs include the drafter.
-        if config.use_eagle() or config.uses_draft_model() or config.uses_extract_hidden_states():
-            runner.drafter.dummy_run(num_tokens=1)
+def take_part(runner: "GPUModelRunner") -> None:
+    """Run the drafter on a dummy token, if this rank does not draft but other ranks may."""
+    config = runner.speculative_config
+    on = registry.DRAFTER_RANKS in switch.enabled()
+    if not on or config is None or runner.parallel_config.data_parallel_size == 1:
+        return
+    # Conditions under which the runner's dummy runs include the drafter.
+    if config.use_eagle() or config.uses_draft_model() or config.uses_extract_hidden_states():
+        runner.drafter.dummy_run(num_tokens=1)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from vllm.v1.readiness.engine import subclasses
-from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.inputs import uploads
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
@@ -34,23 +33,23 @@ Drafts = Mapping[str, Sequence[int]]
 _FEW = 16
 
 
-class InputIds(Feature):
+class InputIds:
     """Input ids of one batch."""
 
     def __init__(self, batch: "InputBatch") -> None:
-        super().__init__(batch)
+        self.batch = batch
         #: Result of :func:`_holds_outputs`; None before the first check.
         self._holds_outputs: bool | None = None
 
     def find_previous(self, previous: np.ndarray) -> bool:
-        """See :meth:`Feature.find_previous`."""
+        """Write each request's previous row, or -1, to ``previous`` [rows]; True if done."""
         if len(previous) < _FEW:
             return False
         previous[:] = previous_rows(self.batch, len(previous))
         return True
 
     def count_tokens(self, runner: "GPUModelRunner") -> np.ndarray | None:
-        """See :meth:`Feature.count_tokens`."""
+        """Count each request's tokens, int [rows]; None to fall back to upstream."""
         batch = self.batch
         rows = batch.num_reqs
         if rows < _FEW:
@@ -63,7 +62,7 @@ class InputIds(Feature):
         counts: np.ndarray = outputs + batch.num_prompt_tokens[:rows]
         return counts
 
-    def fill_input_ids(
+    def fill(
         self,
         runner: "GPUModelRunner",
         scheduled: "SchedulerOutput",
@@ -71,7 +70,11 @@ class InputIds(Feature):
         tokens: int,
         ends: np.ndarray,
     ) -> bool:
-        """See :meth:`Feature.fill_input_ids`."""
+        """Fill ``input_ids`` on the device, instead of upstream; True if done.
+
+        ``rows`` and ``tokens`` are the numbers of requests and tokens in the step. ``ends`` [rows]
+        is the index after each request's last token.
+        """
         proposed = runner._draft_token_ids
         drafts = scheduled.scheduled_spec_decode_tokens
         if drafts and isinstance(proposed, list):
@@ -97,7 +100,10 @@ class InputIds(Feature):
         return True
 
     def count_drafts(self, drafts: Drafts, counts: np.ndarray, decoding: np.ndarray) -> bool:
-        """See :meth:`Feature.count_drafts`."""
+        """Write each request's number of drafts to ``counts`` [rows], which is zero; True if done.
+
+        Rows past their prompt have the number written to ``decoding`` [rows], too.
+        """
         if len(drafts) < _FEW:
             return False
         batch = self.batch
@@ -110,7 +116,11 @@ class InputIds(Feature):
     def draft_metadata(
         self, runner: "GPUModelRunner", counts: np.ndarray, ends: np.ndarray
     ) -> SpecDecodeMetadata | None:
-        """See :meth:`Feature.draft_metadata`."""
+        """Build a step's speculative decoding metadata; None to fall back to upstream.
+
+        ``counts`` [rows] is the number of drafts per row, and ``ends`` [rows] the index after each
+        row's last token.
+        """
         if counts.dtype != np.int32 or ends.dtype != np.int64:
             return None
         rows, numbers = len(counts), runner.arange_np

@@ -12,17 +12,20 @@ step, often of another request. (https://github.com/vllm-project/vllm/pull/57356
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import switch
 
 if TYPE_CHECKING:
     import numpy as np
+    from vllm.v1.worker.gpu_input_batch import InputBatch
 
 
-class PromptEmbeds(Feature):
-    """Sets the ``is_token_ids`` flags of one batch."""
+def mark_tokens(
+    batch: "InputBatch", flags: "np.ndarray", rows: "np.ndarray", positions: "np.ndarray"
+) -> None:
+    """Set ``flags``, bool [tokens], for tokens after the prompt: they are token ids.
 
-    pooling = True
-
-    def mark_tokens(self, flags: "np.ndarray", rows: "np.ndarray", positions: "np.ndarray") -> None:
-        """See :meth:`Feature.mark_tokens`."""
-        flags |= positions >= self.batch.num_prompt_tokens[rows]
+    ``rows`` and ``positions`` [tokens] are each token's row and its position in the request.
+    """
+    if registry.PROMPT_EMBEDS in switch.enabled():
+        flags |= positions >= batch.num_prompt_tokens[rows]

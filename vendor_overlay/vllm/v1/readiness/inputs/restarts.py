@@ -12,7 +12,8 @@ tokens, and prompt logprobs are recomputed with the prompt.
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer import has_kv_transfer_group
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import switch
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
@@ -22,27 +23,23 @@ if TYPE_CHECKING:
 _JOINED = "readiness_joined"
 
 
-class Restarts(Feature):
-    """Restores the initial state of restarted requests."""
-
-    pooling = True
-
-    def rejoin(self, runner: "GPUModelRunner", request: "CachedRequestState") -> None:
-        """Reset the generator and the prompt logprobs; a no-op without a KV connector."""
-        if not has_kv_transfer_group():
-            return
-        generator = request.generator
-        if generator is not None:
-            tokens, state = vars(request).get(_JOINED, (None, None))
-            if tokens == request.num_tokens:
-                generator.set_state(state)
-            else:
-                vars(request)[_JOINED] = request.num_tokens, generator.get_state()
-        params = request.sampling_params
-        if params is None or params.prompt_logprobs is None or request.output_token_ids:
-            return
-        if request.num_computed_tokens < request.num_prompt_tokens:
-            count = params.prompt_logprobs
-            runner.num_prompt_logprobs[request.req_id] = (
-                runner.input_batch.vocab_size if count == -1 else count
-            )
+def rejoin(runner: "GPUModelRunner", request: "CachedRequestState") -> None:
+    """Reset the generator and the prompt logprobs; a no-op without a KV connector."""
+    on = not {registry.FAILED_LOADS, registry.KV_TRANSFERS}.isdisjoint(switch.enabled())
+    if not on or not has_kv_transfer_group():
+        return
+    generator = request.generator
+    if generator is not None:
+        tokens, state = vars(request).get(_JOINED, (None, None))
+        if tokens == request.num_tokens:
+            generator.set_state(state)
+        else:
+            vars(request)[_JOINED] = request.num_tokens, generator.get_state()
+    params = request.sampling_params
+    if params is None or params.prompt_logprobs is None or request.output_token_ids:
+        return
+    if request.num_computed_tokens < request.num_prompt_tokens:
+        count = params.prompt_logprobs
+        runner.num_prompt_logprobs[request.req_id] = (
+            runner.input_batch.vocab_size if count == -1 else count
+        )

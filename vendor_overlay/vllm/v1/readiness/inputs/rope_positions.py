@@ -11,7 +11,8 @@ row, because a slice of one row is contiguous.
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import switch
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -20,22 +21,19 @@ if TYPE_CHECKING:
 _STAGED = 64 << 10
 
 
-class RopePositions(Feature):
-    """M-RoPE and XD-RoPE positions of one runner's steps."""
-
-    pooling = True
-
-    def send_positions(self, runner: "GPUModelRunner", tokens: int) -> bool | None:
-        """See :meth:`Feature.send_positions`. Up to 64 KiB, fall back to upstream."""
-        if runner.uses_mrope:
-            positions = runner.mrope_positions
-        elif runner.uses_xdrope_dim > 0:
-            positions = runner.xdrope_positions
-        else:
-            return None
-        source, target = positions.cpu, positions.gpu
-        if source[:, :tokens].nbytes <= _STAGED:
-            return None
-        for dimension in range(len(source)):
-            target[dimension, :tokens].copy_(source[dimension, :tokens], non_blocking=True)
-        return True
+def send(runner: "GPUModelRunner", tokens: int) -> bool:
+    """Copy a step's positions to the device; False to fall back to upstream, up to 64 KiB."""
+    if registry.ROPE_POSITIONS not in switch.enabled():
+        return False
+    if runner.uses_mrope:
+        positions = runner.mrope_positions
+    elif runner.uses_xdrope_dim > 0:
+        positions = runner.xdrope_positions
+    else:
+        return False
+    source, target = positions.cpu, positions.gpu
+    if source[:, :tokens].nbytes <= _STAGED:
+        return False
+    for dimension in range(len(source)):
+        target[dimension, :tokens].copy_(source[dimension, :tokens], non_blocking=True)
+    return True

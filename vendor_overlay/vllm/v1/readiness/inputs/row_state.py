@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 class RowState(Feature):
     """Clears and moves the state of one batch's rows."""
 
-    pooling = True
-
     def add_request(self, request: "CachedRequestState") -> None:
         """Zero the row for a prompt of embeddings; drop pooling states if the prompt restarts."""
         if request.prompt_token_ids is None:

@@ -30,7 +30,7 @@ from vllm.v1.core.sched.output import CachedRequestData
 from vllm.v1.kv_cache_interface import CrossAttentionSpec, EncoderOnlyAttentionSpec
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import gauges, originals
-from vllm.v1.readiness.feature import Feature, Live
+from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.inputs.input_ids import previous_rows
 from vllm.v1.readiness.inputs.step_metadata import StepMetadata
 
@@ -103,13 +103,6 @@ class StepInputs(Feature):
         self._decoded: SamplingMetadata | None = None
         self._computed = np.empty(0, np.int32)
 
-    @classmethod
-    def make(cls, live: "Live") -> "StepInputs":
-        """Create the feature, with the batch's StepMetadata."""
-        metadata = live.find(StepMetadata)
-        assert metadata is not None
-        return cls(live.batch, metadata)
-
     def warm_up(self) -> None:
         """Compile the kernel, with and without sampled tokens."""
         device = self.batch.device
@@ -146,10 +139,8 @@ class StepInputs(Feature):
         """Release the request states of the last step."""
         self._ids, self._ids_of, self._states, self._decoded = [], None, [], None
 
-    def advance(
-        self, runner: "GPUModelRunner", scheduled: "SchedulerOutput"
-    ) -> "SchedulerOutput | None":
-        """See :meth:`Feature.advance`."""
+    def advance(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> "SchedulerOutput":
+        """Update requests that continue; return the step without them, or whole to fall back."""
         cached = scheduled.scheduled_cached_reqs
         if (
             not cached.req_ids
@@ -158,12 +149,12 @@ class StepInputs(Feature):
             or not self._suit(runner)
             or not self._look_up(runner, cached.req_ids)
         ):
-            return None
+            return scheduled
         batch, rows, states = self.batch, self._rows, self._states
         ends = batch.num_prompt_tokens[rows]
         ends += np.fromiter(cached.num_output_tokens, ends.dtype, len(rows))
         if (ends < batch.num_tokens_no_spec[rows]).any():
-            return None  # an output is truncated
+            return scheduled  # an output is truncated
         for state, number in zip(states, cached.num_computed_tokens, strict=True):
             state.num_computed_tokens = number
         computed = batch.num_computed_tokens_cpu
@@ -217,10 +208,13 @@ class StepInputs(Feature):
                 )
         return self._suits
 
-    def prepare_inputs(
+    def prepare(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput", lengths: np.ndarray
     ) -> tuple[torch.Tensor, None] | None:
-        """See :meth:`Feature.prepare_inputs`."""
+        """Prepare a step's inputs, and return the result of ``_prepare_inputs``; None to fall back.
+
+        ``lengths``, int32 [requests], is the number of tokens per request in the step.
+        """
         if scheduled.scheduled_spec_decode_tokens or not self._suit(runner):
             self._decoded = None
             return None

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
-from vllm.v1.readiness.feature import Feature
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionMetadataBuilder, CommonAttentionMetadata
@@ -40,11 +39,11 @@ class Part(NamedTuple):
     twin: int | None  # index of an earlier part whose metadata differs only in block ids and slots
 
 
-class StepMetadata(Feature):
+class StepMetadata:
     """Builds attention metadata from the common metadata of earlier steps."""
 
     def __init__(self, batch: "InputBatch") -> None:
-        super().__init__(batch)
+        self.batch = batch
         #: Whether ``step_inputs`` has prepared a step whose metadata is not built yet.
         self._open = False
         #: The step's slot mappings by KV cache group, if :meth:`make_slots` returned them.
@@ -86,13 +85,18 @@ class StepMetadata(Feature):
         self._slots = by_group
         return by_group, by_layer
 
-    def build_metadata(
+    def build(
         self,
         runner: "GPUModelRunner",
         shape: tuple[int, int, int, int | None, int | None],
         *special: object,
     ) -> dict[str, Any] | None:
-        """See :meth:`Feature.build_metadata`."""
+        """Build a step's attention metadata, by layer; None to fall back to upstream.
+
+        ``shape`` is the number of tokens, the number of requests, ``max_query_len``, and the
+        numbers of tokens and requests with padding (None without padding). ``special`` holds
+        upstream's other arguments, such as ubatch slices; each is None or False in a plain step.
+        """
         step, self._open, self._keeping = self._open, False, None
         slots, self._slots = self._slots, None
         if not step or slots is None or any(special) or not self._is_plain(runner):
@@ -137,8 +141,8 @@ class StepMetadata(Feature):
             metadata.update(dict.fromkeys(part.layers, group))
         return metadata
 
-    def keep_metadata(self, common: "CommonAttentionMetadata") -> None:
-        """See :meth:`Feature.keep_metadata`."""
+    def keep(self, common: "CommonAttentionMetadata") -> None:
+        """Keep the common metadata that upstream built. Called per KV cache group, in order."""
         if self._keeping is not None:
             self._keeping.append(copy(common))
 

@@ -17,7 +17,8 @@ recompute a preempted request's output in a prefill chunk as short as a decode.
 from typing import TYPE_CHECKING
 
 import numpy as np
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import switch
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -26,29 +27,27 @@ if TYPE_CHECKING:
 _NONE = 1
 
 
-class UndraftedRows(Feature):
-    """Counts rows without drafts as drafted."""
+def include(runner: "GPUModelRunner", drafted: bool, requests: int) -> bool:
+    """Count decoding rows without drafts as drafted, if their Mamba state depends on it.
 
-    pooling = True
-
-    def include_undrafted(
-        self, runner: "GPUModelRunner", drafted: bool, requests: int
-    ) -> bool | None:
-        """See :meth:`Feature.include_undrafted`."""
-        if not (runner.speculative_config and runner.model_config.is_hybrid):
-            return None
-        batch, counts = runner.input_batch, runner.num_decode_draft_tokens.np
-        lengths = np.diff(runner.query_start_loc.np[: requests + 1])
-        decoding = batch.num_computed_tokens_cpu[:requests] >= batch.num_prompt_tokens[:requests]
-        undrafted = decoding & (lengths == 1)
-        if drafted:
-            undrafted &= counts[:requests] < 0
-        if not (undrafted & (runner.num_accepted_tokens.np[:requests] > 1)).any():
-            return None
-        if not drafted:
-            # A short prefill chunk of a preempted request's output would count as a decode.
-            if (decoding & (lengths > 1) & (lengths <= runner.uniform_decode_query_len)).any():
-                return None
-            counts.fill(-1)
-        counts[:requests][undrafted] = _NONE
-        return True
+    ``drafted`` is whether the step has drafts. ``requests`` excludes padding. Returns True to build
+    metadata as for a step with drafts; False to fall back to upstream.
+    """
+    hybrid = runner.speculative_config and runner.model_config.is_hybrid
+    if not hybrid or registry.UNDRAFTED_ROWS not in switch.enabled():
+        return False
+    batch, counts = runner.input_batch, runner.num_decode_draft_tokens.np
+    lengths = np.diff(runner.query_start_loc.np[: requests + 1])
+    decoding = batch.num_computed_tokens_cpu[:requests] >= batch.num_prompt_tokens[:requests]
+    undrafted = decoding & (lengths == 1)
+    if drafted:
+        undrafted &= counts[:requests] < 0
+    if not (undrafted & (runner.num_accepted_tokens.np[:requests] > 1)).any():
+        return False
+    if not drafted:
+        # A short prefill chunk of a preempted request's output would count as a decode.
+        if (decoding & (lengths > 1) & (lengths <= runner.uniform_decode_query_len)).any():
+            return False
+        counts.fill(-1)
+    counts[:requests][undrafted] = _NONE
+    return True

@@ -13,44 +13,32 @@ the earlier step's requests.
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import switch
 
 if TYPE_CHECKING:
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
-    from vllm.v1.worker.gpu_input_batch import InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
-class UniformDecode(Feature):
-    """Detects prefill chunks in seemingly uniform decodes of Mamba and hybrid models."""
+def force(
+    runner: "GPUModelRunner", longest: int, drafts: "SpecDecodeMetadata | None"
+) -> bool | None:
+    """Return False if a step of a hybrid model is not a uniform decode; None to fall back.
 
-    pooling = True
-
-    def __init__(self, batch: "InputBatch") -> None:
-        super().__init__(batch)
-        #: Whether the model has Mamba layers; None before the first check.
-        self._recurrent: bool | None = None
-
-    def force_uniform_decode(
-        self, runner: "GPUModelRunner", longest: int, drafts: "SpecDecodeMetadata | None"
-    ) -> bool | None:
-        """See :meth:`Feature.force_uniform_decode`.
-
-        Without drafts, only a request's first prefill chunk matters: a later prefill chunk of one
-        token continues from a state, like a decode.
-        """
-        if longest != runner.uniform_decode_query_len:
-            return None
-        if self._recurrent is None:
-            self._recurrent = runner.kv_cache_config.has_mamba_layers
-        if not self._recurrent:
-            return None
-        batch, count = runner.input_batch, runner.input_batch.num_reqs
-        computed = batch.num_computed_tokens_cpu[:count]
-        if longest == 1:
-            prefills = computed == 0
-        elif drafts is None or min(drafts.num_draft_tokens) < longest - 1:
-            return False
-        else:
-            prefills = computed < batch.num_prompt_tokens[:count]
-        return False if prefills.any() else None
+    ``longest`` is the step's ``max_query_len``. Without drafts, only a request's first prefill
+    chunk matters: a later prefill chunk of one token continues from a state, like a decode.
+    """
+    if longest != runner.uniform_decode_query_len or not runner.kv_cache_config.has_mamba_layers:
+        return None
+    if registry.UNIFORM_DECODE not in switch.enabled():
+        return None
+    batch, count = runner.input_batch, runner.input_batch.num_reqs
+    computed = batch.num_computed_tokens_cpu[:count]
+    if longest == 1:
+        prefills = computed == 0
+    elif drafts is None or min(drafts.num_draft_tokens) < longest - 1:
+        return False
+    else:
+        prefills = computed < batch.num_prompt_tokens[:count]
+    return False if prefills.any() else None

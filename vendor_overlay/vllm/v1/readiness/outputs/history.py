@@ -30,10 +30,11 @@ from weakref import ref
 import numpy as np
 import torch
 from vllm.v1.readiness.engine import fences
-from vllm.v1.readiness.feature import Feature, Live
+from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.inputs import input_ids
 
 if TYPE_CHECKING:
+    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
@@ -48,12 +49,12 @@ SMALL = 1 << 16
 class LiveRows(list["list[int] | None"]):
     """Output lists of the live batch's rows; its identity marks the live batch's metadata."""
 
-    def __init__(self, live: "Live") -> None:
+    def __init__(self, live: "LiveBatch") -> None:
         super().__init__()
         self._live = ref(live)
 
     @property
-    def live(self) -> "Live | None":
+    def live(self) -> "LiveBatch | None":
         """The live batch; None once it has been deleted."""
         return self._live()
 
@@ -132,13 +133,6 @@ class History(Feature):
         self._begun = self._prepared = False
         #: Whether outputs may have been truncated without calling :meth:`cut`.
         self._cuts_may_be_missed = False
-
-    @classmethod
-    def make(cls, live: "Live") -> "History":
-        """Create the history, and make the live batch's rows the batch's output lists."""
-        history = cls(live.batch, live.num_spec_tokens, live.requests)
-        live.batch.req_output_token_ids = live.rows
-        return history
 
     def begin_step(self) -> None:
         """Settle all steps but the newest, unless several steps may be settled at once later.

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 import torch
 from vllm.v1.outputs import LogprobsTensors, RoutedExpertsTensors
 from vllm.v1.readiness.engine import fences
-from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.readiness.inputs import uploads
 from vllm.v1.readiness.outputs import readback
 from vllm.v1.readiness.outputs.history import LAG
@@ -51,7 +50,7 @@ _STEPS = 3
 _MOST = 1 << 28
 
 
-class Outputs(Feature):
+class Outputs:
     """Outputs of one model runner.
 
     Attributes:
@@ -68,13 +67,6 @@ class Outputs(Feature):
                 positions = batch.max_num_reqs * (1 + num_spec_tokens)
                 self.readbacks.least = positions * _BYTES
         self.pin_memory: bool = self.readbacks is not None and batch.pin_memory
-
-    pooling = True
-
-    @classmethod
-    def make(cls, live: "Live") -> "Outputs":
-        """Create the outputs of the runner that owns the batch."""
-        return cls(live.batch, live.num_spec_tokens, True)
 
     def warm_up(self) -> None:
         """Pin the buffers and compile the kernel."""

@@ -9,23 +9,27 @@ into a gap without clearing the original, which then restricts the next request 
 # mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.swap_states
 # mirrors: vllm.v1.worker.gpu_input_batch:InputBatch.condense
 
-from vllm.v1.readiness.feature import Feature
+from typing import TYPE_CHECKING
+
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import switch
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_input_batch import InputBatch
 
 
-class AllowedTokens(Feature):
-    """Masks of one batch for allowed tokens."""
+def clear_mask(batch: "InputBatch", row: int) -> None:
+    """Clear the mask of a row that ``condense`` has moved, if the batch has masks."""
+    mask = batch.allowed_token_ids_mask_cpu_tensor
+    if mask is not None and registry.ALLOWED_TOKENS in switch.enabled():
+        mask[row] = False
 
-    pooling = True
 
-    def clear_mask(self, row: int) -> None:
-        """Clear the mask of a row, if the batch has masks."""
-        mask = self.batch.allowed_token_ids_mask_cpu_tensor
-        if mask is not None:
-            mask[row] = False
-
-    def swap_masks(self, one: int, other: int) -> bool:
-        """Swap the masks of two rows, if the batch has masks; return True."""
-        mask = self.batch.allowed_token_ids_mask_cpu_tensor
-        if mask is not None:
-            mask[[one, other]] = mask[[other, one]]
-        return True
+def swap_masks(batch: "InputBatch", one: int, other: int) -> bool:
+    """Swap the masks of two rows, if the batch has masks; False to fall back to upstream."""
+    if registry.ALLOWED_TOKENS not in switch.enabled():
+        return False
+    mask = batch.allowed_token_ids_mask_cpu_tensor
+    if mask is not None:
+        mask[[one, other]] = mask[[other, one]]
+    return True

@@ -27,6 +27,7 @@ from vllm.v1.readiness.sample.bad_words_torch import MAX_ID, NOTHING, Tails, Wor
 from vllm.v1.readiness.sample.slots import Slots, row_stride
 
 if TYPE_CHECKING:
+    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.readiness.outputs.history import History
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
@@ -79,6 +80,10 @@ class BadWords(Slots):
 
     def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
         return metadata.bad_words_token_ids is self.batch.bad_words_token_ids
+
+    @staticmethod
+    def _of(live: "LiveBatch") -> "BadWords | None":
+        return live.bad_words
 
     @staticmethod
     def _used(metadata: "SamplingMetadata") -> bool:

@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.core import mask_rows
 from vllm.v1.readiness.core.grammar_stops import is_text
 from vllm.v1.readiness.engine import switch
-from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
-    from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.request import Request
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
+    from vllm.v1.worker.gpu_input_batch import InputBatch
 
 
 def stops(request: "Request") -> bool:
@@ -44,24 +42,12 @@ def stops(request: "Request") -> bool:
     return registry.CLOSED_GRAMMARS in switch.enabled() and not is_text(request)
 
 
-class ClosedGrammars(Feature):
-    """Installs :class:`MinTokens` in a batch, and skips the bitmasks of trimmed drafts."""
-
-    @classmethod
-    def make(cls, live: "Live") -> "ClosedGrammars | None":
-        """Replace upstream's logits processor for ``min_tokens``; None without drafts."""
-        processors = live.batch.logitsprocs.non_argmax_invariant
-        for index, processor in enumerate(processors):
-            if type(processor) is MinTokensLogitsProcessor:
-                processors[index] = MinTokens(processor)
-        return cls(live.batch) if live.num_spec_tokens else None
-
-    def apply_grammars(
-        self, scheduled: "SchedulerOutput", grammars: "GrammarOutput", logits: torch.Tensor
-    ) -> None:
-        """Leave only the bitmasks of positions that the step has."""
-        del logits
-        mask_rows.match(scheduled, grammars)
+def install(batch: "InputBatch") -> None:
+    """Replace upstream's logits processor for ``min_tokens`` in a batch."""
+    processors = batch.logitsprocs.non_argmax_invariant
+    for index, processor in enumerate(processors):
+        if type(processor) is MinTokensLogitsProcessor:
+            processors[index] = MinTokens(processor)
 
 
 class _StopTokens(set[int]):

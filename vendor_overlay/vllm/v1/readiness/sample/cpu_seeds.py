@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
-from vllm.v1.readiness.feature import Feature, Live
 
 if TYPE_CHECKING:
     import torch
@@ -25,19 +24,12 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
-class CpuSeeds(Feature):
+class CpuSeeds:
     """Saved generator states of one batch on the CPU."""
 
-    pooling = True
-
     def __init__(self, batch: "InputBatch") -> None:
-        super().__init__(batch)
+        self.batch = batch
         self._states: dict[int, torch.Tensor] = {}
-
-    @classmethod
-    def make(cls, live: "Live") -> "CpuSeeds | None":
-        """Create the fix; None unless the batch is on the CPU."""
-        return cls(live.batch) if live.batch.device.type == "cpu" else None
 
     def keep(self, runner: "GPUModelRunner | None") -> None:
         """Save the generator state of each row whose sampled token will be discarded."""
@@ -46,11 +38,11 @@ class CpuSeeds(Feature):
             rows = [row for row in generators if mask.np[row]]
             self._states = {row: generators[row].get_state() for row in rows}
 
-    def rewind_generator(self, row: int) -> bool | None:
-        """Restore a row's saved generator state; return None to fall back to upstream."""
+    def rewind(self, row: int) -> bool:
+        """Restore a row's saved generator state; False to fall back to upstream."""
         state = self._states.pop(row, None)
         if state is None:
-            return None
+            return False
         self.batch.generators[row].set_state(state)
         return True
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import gauges
-from vllm.v1.readiness.feature import Feature, Live
+from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.outputs import readback
 
 if TYPE_CHECKING:
@@ -47,12 +47,6 @@ class Grammars(Feature):
         self._room = self._size = 0
         self._buffers: list[readback.Buffer] = []
         gauges.watch(self)
-
-    @classmethod
-    def make(cls, live: "Live") -> "Grammars | None":
-        """Create the feature; None for a device without events."""
-        device = live.batch.device
-        return cls(live.batch, live.num_spec_tokens) if readback.has_events(device) else None
 
     def held(self) -> Iterator[gauges.Value]:
         """Yield the pinned memory of the buffers."""

@@ -15,17 +15,13 @@ from collections.abc import Callable
 import torch
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
-from vllm.v1.readiness.feature import Feature
 
 
-class LogprobRanks(Feature):
-    """Compiles the kernel at start-up."""
-
-    def warm_up(self) -> None:
-        """Compile the kernel."""
-        if self.batch.device.type == "cuda":
-            scores = torch.zeros((1, 1), dtype=torch.float32, device=self.batch.device)
-            count(count, scores, scores)
+def warm_up(device: torch.device) -> None:
+    """Compile the kernel."""
+    if device.type == "cuda":
+        scores = torch.zeros((1, 1), dtype=torch.float32, device=device)
+        count(count, scores, scores)
 
 
 def count(

@@ -40,6 +40,7 @@ from vllm.v1.readiness.sample.slots import Slots, row_stride
 
 if TYPE_CHECKING:
     from vllm.config import CacheConfig
+    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.readiness.outputs.history import History
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
@@ -120,6 +121,10 @@ class Penalties(Slots):
         return live is not None and all(
             getattr(metadata, field) is getattr(live, field) for field in _FIELDS
         )
+
+    @staticmethod
+    def _of(live: "LiveBatch") -> "Penalties | None":
+        return live.penalties
 
     @staticmethod
     def _used(metadata: "SamplingMetadata") -> bool:

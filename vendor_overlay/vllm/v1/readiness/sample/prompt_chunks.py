@@ -14,10 +14,10 @@ still computed at once, because the bits of a matrix product depend on its numbe
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_prompt_logprobs_dict
 
 from typing import TYPE_CHECKING
-from weakref import proxy
 
-from typing_extensions import Self
-from vllm.v1.readiness.feature import Feature, Live
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.sample import prompt_logits
 
 if TYPE_CHECKING:
     import torch
@@ -33,44 +33,44 @@ _ALIGNED = 8
 _LEAST_VOCABULARY = 20_000
 
 
-class PromptChunks(Feature):
-    """Prompt logprobs of one batch, computed in chunks."""
+def fill(
+    runner: "GPUModelRunner",
+    request: "CachedRequestState",
+    hidden: "torch.Tensor",
+    prompt: "torch.Tensor",
+) -> bool:
+    """Compute a prefill chunk's prompt logprobs into the request's room.
 
-    def __init__(self, live: Live) -> None:
-        super().__init__(live.batch)
-        self._live = proxy(live)  # it references this feature
+    Args:
+        runner: of the model.
+        request: whose prompt it is.
+        hidden: [positions, hidden size], of the positions from ``num_computed_tokens`` on.
+        prompt: [prompt length], token ids on the device.
 
-    @classmethod
-    def make(cls, live: Live) -> Self:
-        """See :meth:`Feature.make`."""
-        return cls(live)
-
-    def fill_prompt(
-        self,
-        runner: "GPUModelRunner",
-        request: "CachedRequestState",
-        hidden: "torch.Tensor",
-        prompt: "torch.Tensor",
-    ) -> bool:
-        """See :meth:`Feature.fill_prompt`. Fall back if one chunk holds all positions."""
-        count, vocabulary = len(hidden), self.batch.vocab_size
-        rows = max(_ALIGNED, _VALUES // vocabulary // _ALIGNED * _ALIGNED)
-        room = request.in_progress_prompt_logprobs_cpu
-        if count <= rows or vocabulary < _LEAST_VOCABULARY or room is None:
-            return False
-        logits = runner.model.compute_logits(hidden)
-        start = request.num_computed_tokens
-        targets = prompt[start + 1 : start + 1 + count]
-        width = room.logprobs.shape[1] - 1
-        for first in range(0, count, rows):
-            last = min(first + rows, count)
-            part = logits[first:last]
-            scores = self._live.prompt_scores(runner.sampler, part)
-            if scores is None:
-                scores = runner.sampler.compute_logprobs(part)
-            found = runner.sampler.gather_logprobs(scores, width, targets[first:last])
-            places = slice(start + first, start + last)
-            room.logprob_token_ids[places].copy_(found.logprob_token_ids, non_blocking=True)
-            room.logprobs[places].copy_(found.logprobs, non_blocking=True)
-            room.selected_token_ranks[places].copy_(found.selected_token_ranks, non_blocking=True)
-        return True
+    Returns:
+        False to fall back to upstream: with the fix off, if one chunk holds all positions, or for a
+        small vocabulary.
+    """
+    if registry.PROMPT_CHUNKS not in switch.enabled():
+        return False
+    count, vocabulary = len(hidden), runner.input_batch.vocab_size
+    rows = max(_ALIGNED, _VALUES // vocabulary // _ALIGNED * _ALIGNED)
+    room = request.in_progress_prompt_logprobs_cpu
+    if count <= rows or vocabulary < _LEAST_VOCABULARY or room is None:
+        return False
+    logits = runner.model.compute_logits(hidden)
+    start = request.num_computed_tokens
+    targets = prompt[start + 1 : start + 1 + count]
+    width = room.logprobs.shape[1] - 1
+    for first in range(0, count, rows):
+        last = min(first + rows, count)
+        part = logits[first:last]
+        scores = prompt_logits.scores(runner.sampler, part)
+        if scores is None:
+            scores = runner.sampler.compute_logprobs(part)
+        found = runner.sampler.gather_logprobs(scores, width, targets[first:last])
+        places = slice(start + first, start + last)
+        room.logprob_token_ids[places].copy_(found.logprob_token_ids, non_blocking=True)
+        room.logprobs[places].copy_(found.logprobs, non_blocking=True)
+        room.selected_token_ranks[places].copy_(found.selected_token_ranks, non_blocking=True)
+    return True

@@ -11,19 +11,16 @@ runs on prompts.
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import switch
 
 if TYPE_CHECKING:
     from vllm.v1.sample.sampler import Sampler
 
 
-class PromptLogits(Feature):
-    """Prompt logprobs or logits of one batch."""
-
-    pooling = True
-
-    def prompt_scores(self, sampler: "Sampler", logits: torch.Tensor) -> torch.Tensor | None:
-        """Return the logits in float32 if the mode selects logits; None to compute logprobs."""
-        if getattr(sampler, "logprobs_mode", "").endswith("logits"):
-            return logits.to(torch.float32)
-        return None
+def scores(sampler: "Sampler", logits: torch.Tensor) -> torch.Tensor | None:
+    """Return the logits in float32 if the mode selects logits; None to compute logprobs."""
+    reports_logits = getattr(sampler, "logprobs_mode", "").endswith("logits")
+    if reports_logits and registry.PROMPT_LOGITS in switch.enabled():
+        return logits.to(torch.float32)
+    return None

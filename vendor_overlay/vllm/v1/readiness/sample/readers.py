@@ -17,12 +17,11 @@ sampled token in the output lists.
 # mirrors: vllm.v1.sample.logits_processor.builtin:MinTokensLogitsProcessor
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import fences, subclasses
-from vllm.v1.readiness.feature import Live
 from vllm.v1.readiness.sample import closed_grammars
 from vllm.v1.sample.logits_processor.builtin import (
     LogitBiasLogitsProcessor,
@@ -31,10 +30,7 @@ from vllm.v1.sample.logits_processor.builtin import (
 )
 
 if TYPE_CHECKING:
-    from vllm.v1.readiness.outputs.history import History
-    from vllm.v1.readiness.sample.bad_words import BadWords
-    from vllm.v1.readiness.sample.penalties import Penalties
-    from vllm.v1.readiness.sample.thinking_budget import ThinkingBudget
+    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
 logger = init_logger(__name__)
@@ -56,16 +52,7 @@ NEWEST, OLDER, NONE = "newest", "older", "none"
 Reader = tuple[str, Iterable[int]]
 
 
-class Sampled(Live, Protocol):
-    """A live batch with the features that matter to readers; None for a disabled feature."""
-
-    history: "History | None"
-    thinking: "ThinkingBudget | None"
-    penalties: "Penalties | None"
-    bad_words: "BadWords | None"
-
-
-def readers(live: "Sampled") -> Iterator[Reader]:
+def readers(live: "LiveBatch") -> Iterator[Reader]:
     """Yield the readers of the step to be sampled next."""
     batch = live.batch
     if batch.bad_words_token_ids and not (live.bad_words and live.bad_words.serving):
@@ -82,7 +69,7 @@ def readers(live: "Sampled") -> Iterator[Reader]:
         yield fences.PENALTIES, range(batch.num_reqs)
 
 
-def counters(live: "Sampled") -> Iterator[Reader]:
+def counters(live: "LiveBatch") -> Iterator[Reader]:
     """Yield the host-side consumers of the number of tokens of a row.
 
     The host knows this number before the tokens, unless it depends on how many drafts are accepted.
@@ -99,7 +86,7 @@ def counters(live: "Sampled") -> Iterator[Reader]:
             yield fences.MIN_TOKENS, processor.min_toks
 
 
-def _processors_read(live: "Sampled") -> bool:
+def _processors_read(live: "LiveBatch") -> bool:
     """Return whether a logits processor reads the newest tokens.
 
     With thinking budgets, upstream counts its own processors as readers, too.

@@ -32,7 +32,6 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import gauges
-from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.readiness.inputs import uploads
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ class Sent:
     behind: int = 0  # draws per thread since the counters were sent
 
 
-class Seeds(Feature):
+class Seeds:
     """Seeded requests of one batch."""
 
     def __init__(self, batch: "InputBatch", draws: "Draws") -> None:
@@ -144,10 +143,10 @@ class Seeds(Feature):
         self._sent: Sent | None = None
 
     @classmethod
-    def make(cls, live: "Live") -> "Seeds | None":
+    def make(cls, batch: "InputBatch") -> "Seeds | None":
         """Create the feature; None on an unsupported device."""
-        draws = draws_on(live.batch.device)
-        return None if draws is None else cls(live.batch, draws)
+        draws = draws_on(batch.device)
+        return None if draws is None else cls(batch, draws)
 
     def warm_up(self) -> None:
         """Compile the kernels and, once, compare their bits with torch's."""

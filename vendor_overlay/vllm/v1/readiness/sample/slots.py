@@ -22,13 +22,14 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 from vllm.v1.readiness.engine import gauges, subclasses, switch
-from vllm.v1.readiness.feature import Feature, Live
+from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.inputs.uploads import upload
-from vllm.v1.readiness.outputs.history import History, LiveRows
+from vllm.v1.readiness.outputs.history import LiveRows
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
     from vllm.sampling_params import SamplingParams
+    from vllm.v1.readiness.live import LiveBatch
+    from vllm.v1.readiness.outputs.history import History
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
@@ -96,12 +97,6 @@ class Slots(Feature, ABC):
         self._drafts: SpecDecodeMetadata | None = None
         self._width = self.vocab_size
 
-    @classmethod
-    def make(cls, live: "Live") -> "Self | None":
-        """Create the slots; None for a batch without a history."""
-        history = live.find(History)
-        return None if history is None else cls(live.batch, history)
-
     @abstractmethod
     def _wants(self, request: "CachedRequestState") -> bool:
         """Return whether a request uses the feature in a supported way."""
@@ -125,6 +120,11 @@ class Slots(Feature, ABC):
     @abstractmethod
     def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
         """Return whether the metadata holds the live batch's values for this feature."""
+
+    @staticmethod
+    @abstractmethod
+    def _of(live: "LiveBatch") -> "Slots | None":
+        """Return the live batch's slots of this class; None if the feature is off."""
 
     @staticmethod
     @abstractmethod
@@ -190,7 +190,7 @@ class Slots(Feature, ABC):
         metadata: "SamplingMetadata",
         logits: torch.Tensor,
         drafts: "SpecDecodeMetadata | None" = None,
-    ) -> "tuple[Self | None, SamplingMetadata]":
+    ) -> "tuple[Slots | None, SamplingMetadata]":
         """Take over the feature from upstream's sampler if slots serve this step.
 
         Otherwise settle the output lists, because upstream's code reads them. ``logits`` is
@@ -204,7 +204,7 @@ class Slots(Feature, ABC):
         live = rows.live if isinstance(rows, LiveRows) else None
         if live is None or not cls._used(metadata):
             return None, metadata
-        slots = live.find(cls)
+        slots = cls._of(live)
         if slots is None or not slots.recognises(metadata, logits, drafts):
             if slots is not None:
                 gauges.fall_back(cls.name, slots._left or gauges.OTHER_INPUT)

@@ -11,22 +11,16 @@ never sampled and needs no mask.
 
 from typing import TYPE_CHECKING
 
-from vllm.v1.readiness.feature import Feature
-
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 
-class StopTokens(Feature):
-    """Stop tokens of one batch's requests."""
-
-    def add_request(self, request: "CachedRequestState") -> None:
-        """Drop ids outside the vocabulary; the list that the scheduler reads is unchanged."""
-        params = request.sampling_params
-        if params is None or not params.min_tokens:
-            return
-        ids = params.all_stop_token_ids
-        size = self.batch.vocab_size
-        # Not `token in range(size)`, which is slow for an id that is not a plain int.
-        if not all(0 <= token < size for token in ids):
-            params._all_stop_token_ids = {token for token in ids if 0 <= token < size}
+def drop_foreign(request: "CachedRequestState", size: int) -> None:
+    """Drop ids outside the vocabulary; the list that the scheduler reads is unchanged."""
+    params = request.sampling_params
+    if params is None or not params.min_tokens:
+        return
+    ids = params.all_stop_token_ids
+    # Not `token in range(size)`, which is slow for an id that is not a plain int.
+    if not all(0 <= token < size for token in ids):
+        params._all_stop_token_ids = {token for token in ids if 0 <= token < size}

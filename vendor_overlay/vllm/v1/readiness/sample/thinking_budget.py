@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from weakref import proxy
 
 import torch
-from vllm.v1.readiness.feature import Feature, Live
+from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.outputs.history import PLACEHOLDER, History
 from vllm.v1.readiness.sample.thinking_fixes import (
     ATTRIBUTES,
@@ -120,14 +120,15 @@ class ThinkingBudget(FixedHolder, Feature):
         self._any_deferred = False
 
     @classmethod
-    def make(cls, live: "Live") -> "ThinkingBudget | None":
+    def make(
+        cls, batch: "InputBatch", history: "History", on: frozenset[str]
+    ) -> "ThinkingBudget | None":
         """Replace the batch's state holder; None if there is none."""
-        holder = live.batch.thinking_budget_state_holder
-        history = live.find(History)
-        if holder is None or history is None:
+        holder = batch.thinking_budget_state_holder
+        if holder is None:
             return None
-        thinking = cls(live.batch, proxy(history), holder, live.serving)
-        live.batch.thinking_budget_state_holder = thinking
+        thinking = cls(batch, proxy(history), holder, on)
+        batch.thinking_budget_state_holder = thinking
         history.arrived = thinking.arrive
         return thinking
 

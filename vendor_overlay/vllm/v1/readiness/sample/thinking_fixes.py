@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.sample.logits_processor.interface import MoveDirectionality
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
@@ -204,15 +203,6 @@ def mend(batch: "InputBatch", on: frozenset[str]) -> None:
     holder = batch.thinking_budget_state_holder
     if type(holder) is ThinkingBudgetStateHolder:
         batch.thinking_budget_state_holder = FixedHolder(holder, on)
-
-
-class ThinkingFixes(Feature):
-    """Installs a :class:`FixedHolder` in a batch."""
-
-    @classmethod
-    def make(cls, live: "Live") -> None:
-        """Replace the batch's state holder."""
-        mend(live.batch, live.serving)
 
 
 def occurrences(tokens: list[int], marker: list[int], first: int, end: int) -> Iterator[int]:

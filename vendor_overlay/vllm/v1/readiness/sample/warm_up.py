@@ -40,7 +40,6 @@ import torch
 from vllm.distributed import get_pp_group, get_tp_group
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.v1.readiness.feature import Feature, Live
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
@@ -48,6 +47,7 @@ from vllm.v1.spec_decode.utils import update_num_computed_tokens_for_batch_chang
 
 if TYPE_CHECKING:
     from vllm.v1.readiness.sample.compilation import FilterKernels
+    from vllm.v1.worker.gpu_input_batch import InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 logger = init_logger(__name__)
@@ -66,20 +66,18 @@ def counts(most: int) -> list[int]:
     return sorted({1, min(_OTHER, most)} | ({_DIVISOR} if most >= _DIVISOR else set()))
 
 
-class WarmUp(Feature):
+class WarmUp:
     """Warm-up of the kernels of one runner."""
 
-    pooling = True
     _filters: "FilterKernels | None" = None
 
     @classmethod
-    def make(cls, live: "Live") -> "WarmUp | None":
+    def make(cls, batch: "InputBatch", num_spec_tokens: int) -> "WarmUp | None":
         """Create the feature, and begin to compile; None without CUDA."""
-        batch = live.batch
         if not (current_platform.is_cuda() and batch.device.type == "cuda"):
             return None
-        feature = cls(batch)
-        rows = min(batch.max_num_reqs * max(1, live.num_spec_tokens), _DIVISOR)
+        feature = cls()
+        rows = min(batch.max_num_reqs * max(1, num_spec_tokens), _DIVISOR)
         if rows >= _FILTERED and not batch.is_pooling_model and get_pp_group().is_last_rank:
             sizes = tuple(size for size in counts(rows) if size >= _FILTERED)
             feature._filters = _filter_kernels(sizes, batch.vocab_size)
@@ -87,7 +85,7 @@ class WarmUp(Feature):
                 _try(feature._filters.start_compilation)
         return feature
 
-    def compile_kernels(self, runner: "GPUModelRunner") -> None:
+    def compile(self, runner: "GPUModelRunner") -> None:
         """Launch each variant of the kernels; log and skip the parts that fail."""
         begun = time.perf_counter()
         with torch.inference_mode():  # like a step: torch.compile recompiles in another mode
