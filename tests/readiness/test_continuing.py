@@ -457,7 +457,7 @@ def test_special_tokens_have_the_same_text(special: bool) -> None:
     made = Tokenizer(BPE({"a": 0, "b": 1}, []))
     made.add_special_tokens(["<x>", "<y>"])
     made.decoder = decoders.ByteLevel()
-    text = PreTrainedTokenizerFast(tokenizer_object=made)  # type: ignore[no-untyped-call]
+    text = PreTrainedTokenizerFast(tokenizer_object=made)
     wish = Wish(special=special, spaces=False)
     sides = [Side(side, [wish], text=text) for side in ("pinned", "ours")]
     for side in sides:

@@ -230,7 +230,7 @@ def test_many_logprobs_are_made_at_every_step() -> None:
 
 
 def test_texts_do_not_keep_a_tokenizer() -> None:
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer()._tokenizer)  # type: ignore[no-untyped-call]
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer()._tokenizer)
     texts = token_texts.of(made)
     assert texts is not None
     assert texts[tokens()[0]] == "a"

@@ -32,7 +32,7 @@ def tokenizer() -> Any:
     """A tokenizer of few tokens, most of several characters."""
     made = Tokenizer(BPE({text: number for number, text in enumerate(TEXTS)}, []))
     made.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=made)  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(tokenizer_object=made)
 
 
 def sent(name: str, tokens: list[int], position: int, reason: FinishReason | None) -> Any:

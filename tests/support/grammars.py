@@ -32,7 +32,7 @@ def tokenizer() -> Any:
     """Make the tokenizer."""
     made = Tokenizer(models.BPE(_TOKENS, [], unk_token="<unk>"))
     made.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
 

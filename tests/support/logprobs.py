@@ -31,7 +31,7 @@ def tokenizer() -> Any:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(BPE({character: n for n, character in enumerate(alphabet)}, []))
     made.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=made)  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(tokenizer_object=made)
 
 
 @cache

@@ -30,7 +30,7 @@ def write_tokenizer(directory: Path, size: int) -> Path:
 
     Tokens behind the bytes, the words and the markers are words of their own number.
     """
-    letters = bytes_to_unicode()  # type: ignore[no-untyped-call]
+    letters = bytes_to_unicode()
     texts = [*(bytes([value]) for value in range(256)), *(word.encode() for word in WORDS)]
     vocabulary: dict[str, int] = {}
     for text in texts:
