@@ -215,11 +215,10 @@ def test_torchs_warning_about_the_mode_is_not_shown(
     """Torch warns once a process that the mode is a prototype; here, each time."""
     shown: list[str] = []
     monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
-    runner = guarded(monkeypatch, "warn")
     always = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     try:
-        runner.sample_tokens(operands.scalar.item)
+        guarded(monkeypatch, "warn").sample_tokens(operands.scalar.item)
     finally:
         torch.set_warn_always(always)
     assert shown == []

@@ -137,15 +137,16 @@ def _execute_model(original: Function) -> Function:
         on_device = state.device.begin()
         began = now()
         try:
-            return original(self, scheduler_output, *args, **kwargs)
+            output = original(self, scheduler_output, *args, **kwargs)
         finally:
             ended = now()
             observe("execute_model", ended - began, state.worker)
-            state.device.end(state.worker, "execute_model", on_device)
-            this_thread.pending = ended if pending else 0
-            if ended - state.exported > _PERIOD:
-                state.exported = ended
-                export_gauges(state.worker)
+        state.device.end(state.worker, "execute_model", on_device)
+        this_thread.pending = ended if pending else 0
+        if ended - state.exported > _PERIOD:
+            state.exported = ended
+            export_gauges(state.worker)
+        return output
 
     return execute_model
 
@@ -156,16 +157,15 @@ def _sample_tokens(original: Function) -> Function:
             return original(self, *args, **kwargs)
         on_device = state.device.begin()
         began = now()
-        output = None
         try:
             output = original(self, *args, **kwargs)
-            return output
         finally:
             ended = now()
             observe("sample_tokens", ended - began, state.worker)
-            state.device.end(state.worker, "sample_tokens", on_device)
-            if output is not None and not hasattr(output, "get_output"):
-                state.output(ended, state.step, state.continuing)
+        state.device.end(state.worker, "sample_tokens", on_device)
+        if output is not None and not hasattr(output, "get_output"):
+            state.output(ended, state.step, state.continuing)
+        return output
 
     return sample_tokens
 
