@@ -498,6 +498,7 @@ def test_ranks_launch_the_filters_when_the_first_has_written_them(
         ({"max_num_reqs": 8}, 0, (8,), True),
         ({"max_num_reqs": 7}, 2, (9,), True),
         ({"is_pooling_model": True}, 0, None, False),
+        ({"engine": False}, 0, None, False),
     ],
 )
 def test_filters_are_compiled_where_logits_are_filtered(
@@ -512,8 +513,10 @@ def test_filters_are_compiled_where_logits_are_filtered(
     monkeypatch.setitem(sys.modules, "vllm.v1.readiness.sample.compilation", module)
     monkeypatch.setattr(warm_up, "current_platform", SimpleNamespace(is_cuda=lambda: True))
     rank = SimpleNamespace(**{"is_first_rank": True, "is_last_rank": True, **change})
-    monkeypatch.setattr(warm_up, "get_pp_group", lambda: rank)
-    monkeypatch.setattr(warm_up, "get_tp_group", lambda: rank)
+    if change.get("engine", True):
+        monkeypatch.setattr(warm_up, "model_parallel_is_initialized", lambda: True)
+        monkeypatch.setattr(warm_up, "get_pp_group", lambda: rank)
+        monkeypatch.setattr(warm_up, "get_tp_group", lambda: rank)
     fields = {"max_num_reqs": 40, "is_pooling_model": False, "vocab_size": VOCABULARY, **change}
     batch: Any = SimpleNamespace(device=torch.device("cuda"), **fields)
     warm_up._filter_kernels.cache_clear()

@@ -37,7 +37,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
-from vllm.distributed import get_pp_group, get_tp_group
+from vllm.distributed import get_pp_group, get_tp_group, model_parallel_is_initialized
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.sample.logits_processor import LogitsProcessors
@@ -78,7 +78,9 @@ class WarmUp:
             return None
         feature = cls()
         rows = min(batch.max_num_reqs * max(1, num_spec_tokens), _DIVISOR)
-        if rows >= _FILTERED and not batch.is_pooling_model and get_pp_group().is_last_rank:
+        filters = rows >= _FILTERED and not batch.is_pooling_model
+        # Outside an engine there are no groups.
+        if filters and model_parallel_is_initialized() and get_pp_group().is_last_rank:
             sizes = tuple(size for size in counts(rows) if size >= _FILTERED)
             feature._filters = _filter_kernels(sizes, batch.vocab_size)
             if get_tp_group().is_first_rank:
