@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from support.examples import draws
 from support.loads import Connector, Loads, prompt
 from support.scheduling import BLOCK, Setup, of_side
-from support.steps import token
-from vllm.pooling_params import PoolingParams
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.readiness.engine import switch
 from vllm.v1.request import RequestStatus
@@ -133,33 +131,6 @@ class TestReports:
         assert outcome(loop) == ([] if side == "ours" else AssertionError)
         assert side != "ours" or loop.held() == 0
 
-    @MODES
-    @pytest.mark.parametrize("first", ["finished_recving", "finished_sending"])
-    def test_of_a_request_that_loads_and_sends(
-        self, side: str, asynchronous: bool, first: str
-    ) -> None:
-        """Its blocks are kept until both are reported, also if the first is reported twice."""
-        kinds = {"finished_recving", "finished_sending"}
-        loop = Transfers(side, asynchronous=asynchronous)
-        loop.late = True
-        name = loop.load(prompt(22), 4, 4, later=True)
-        loop.connector.sends.add(name)
-        loop.run(2)
-        loop.abort(name)
-        loop.report(first, name)
-        loop.run(3)
-        assert (name in loop.scheduler.requests) == (side == "ours")
-        if side == "ours":
-            loop.report(first, name)
-            loop.run(3)
-            assert name in loop.scheduler.requests
-        (last,) = kinds - {first}
-        loop.report(last, name)
-        if side != "ours":
-            loop.load(prompt(9, -50), 4, 0)
-        assert outcome(loop) == ([] if side == "ours" else AssertionError)
-        assert name not in loop.scheduler.requests
-
 
 def crowded(
     side: str,
@@ -186,16 +157,6 @@ def without_blocks(loop: Transfers) -> list[str]:
     return [name for name, count in loop.connector.handed.items() if count < 7]
 
 
-def preempted(side: str) -> tuple[Transfers, Any]:
-    """Return a loop and its request, which is preempted while its first step is in flight."""
-    loop = Transfers(side, blocks=14, caching=False)
-    request = loop.scheduler.requests[loop.load(prompt(9), 8, 0)]
-    loop.step()
-    loop.scheduler.running.remove(request)
-    loop.scheduler._preempt_request(request, 0.0)
-    return loop, request
-
-
 class TestProducer:
     """A prompt that is preempted while its only step is in flight."""
 
@@ -206,22 +167,6 @@ class TestProducer:
         assert loop.connector.handed.keys() == loop.added.keys()
         assert (without_blocks(loop) == []) == (side == "ours")
 
-    @pytest.mark.parametrize(
-        ("words", "options"),
-        [
-            *((words, {}) for words in ("-preemption", "-failed-loads", "kv-transfers")),
-            *(("on", {"drafts": 2}), ("on", {"policy": "priority"}), ("on", {"in_flight": 3})),
-        ],
-    )
-    def test_without_other_fixes_and_with_other_schedulers(
-        self, words: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv(switch.NAME, words)
-        loop = crowded("ours", **options)
-        assert loop.faults() == []
-        assert not loop.scheduler.requests
-        assert without_blocks(loop) == []
-
     @pytest.mark.parametrize("parameters", [None, {}, {"do_remote_decode": False}])
     def test_a_request_that_hands_nothing_over_keeps_its_output(
         self, parameters: dict[str, bool] | None
@@ -230,61 +175,6 @@ class TestProducer:
         loop = crowded("ours", parameters=parameters)
         assert loop.faults() == []
         assert without_blocks(loop)
-
-    @pytest.mark.parametrize("end", ["stop", "pool"])
-    def test_other_ends(self, side: str, end: str) -> None:
-        """A stop token, or a pooled output, arrives after the request is preempted."""
-        loop, request = preempted(side)
-        name = request.request_id
-        if end == "pool":
-            _, output = loop.queue[0]
-            request.pooling_params = PoolingParams(task="embed")
-            output.pooler_output, output.sampled_token_ids = ["pooled"], []
-            hashes = request.block_hashes.copy()
-            outputs(loop)
-            assert request.block_hashes == hashes
-            assert (request.status == RequestStatus.PREEMPTED) == (side == "ours")
-            return
-        request.sampling_params.stop_token_ids = [token(name, 0)]
-        for output in outputs(loop):
-            loop.delivered[name] += output.new_token_ids
-        loop.run(12)
-        assert loop.delivered[name] == [token(name, 0)]
-        assert request.stop_reason == token(name, 0)
-        assert loop.connector.handed == {name: 12 if side == "ours" else 0}
-
-    def test_an_output_that_does_not_end_the_request_is_delivered(self, side: str) -> None:
-        loop, request = preempted(side)
-        assert len(outputs(loop)) == 1
-        assert [*request.output_token_ids] == [token(request.request_id, 0)]
-        if side == "ours":  # without in-flight output, the request is forgotten
-            assert not vars(loop.scheduler)["readiness_transfers"].preempted
-
-    def test_an_output_that_upstream_discards_drops_no_later_output(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A reset of the prefix cache preempts a request, which is preempted again once resumed."""
-        monkeypatch.setenv(switch.NAME, "-preemption")  # else nothing is left to discard
-        loop = Transfers("ours", 3, caching=False)
-        name = loop.load(prompt(9), 8, 0)
-        request = loop.scheduler.requests[name]
-        request.sampling_params.stop_token_ids = [7]
-        loop.step()
-        loop.queue[0][1].sampled_token_ids[0] = [7]
-        loop.scheduler.reset_prefix_cache(True)
-        assert request.async_tokens_to_discard == 1
-        loop.step()
-        loop.scheduler.running.remove(request)
-        loop.scheduler._preempt_request(request, 0.0)
-        assert not outputs(loop)
-        assert [output.new_token_ids for output in outputs(loop)] == [[token(name, 0)]]
-
-
-def outputs(loop: Transfers) -> list[Any]:
-    """Process the oldest step in flight, as the step that preempts the request has no tokens."""
-    loop.scheduler.prev_step_scheduled_req_ids.clear()
-    delivered = loop.scheduler.update_from_output(*loop.queue.popleft()).get(0)
-    return delivered.outputs if delivered else []
 
 
 def closed_loop(words: str, seed: int, steps: int, **options: Any) -> Transfers:

@@ -275,13 +275,6 @@ def test_a_poolers_output_reaches_the_requests_that_have_finished(
         assert one is None or (one.dtype == other.dtype and torch.equal(one, other))
 
 
-def test_a_poolers_output_of_another_size_is_refused_as_upstream_refuses_it(
-    ours: RunnerUnderTest,
-) -> None:
-    with pytest.raises(ValueError, match="does not match"):
-        ours.pooler_output(torch.zeros(2, 4), [True])
-
-
 def test_the_device_memory_of_an_output_is_free_once_it_was_given(ours: RunnerUnderTest) -> None:
     """As upstream frees it, and not only when the next step starts a readback."""
     chance = torch.Generator().manual_seed(1)
@@ -338,21 +331,6 @@ def test_a_prompts_logprobs_arrive_whole_in_any_chunks(
         assert ours.syncs == 0
 
 
-def test_positions_of_a_prompt_that_are_not_computed_hold_no_other_requests_logprobs(
-    ours: RunnerUnderTest,
-) -> None:
-    """The first five came from a prefix cache: they have the rank of none."""
-    length, cached = 9, 5
-    ours.ask_prompt_logprobs({"r0": 2}, length, cached)
-    logprobs = logprobs_of(torch.Generator().manual_seed(1), length - cached - 1, 2)
-    expected = copy.deepcopy(logprobs)
-    shown = ours.compute_chunk("r0", length - cached, logprobs)["r0"]
-    nothing = (0, -float("inf"), 1 << 30)
-    for part, computed, value in zip(shown[:3], expected[:3], nothing, strict=True):
-        assert (part[:cached] == value).all()
-        assert torch.equal(part[cached:], computed.to(part.dtype))
-
-
 def test_prompts_beyond_the_limit_of_pinned_memory_are_upstreams(ours: RunnerUnderTest) -> None:
     outputs = ours.outputs
     outputs.readbacks.most = outputs.readbacks.least * 2
@@ -365,12 +343,6 @@ def test_prompts_beyond_the_limit_of_pinned_memory_are_upstreams(ours: RunnerUnd
     del first
     third = outputs.empty_prompt_logprobs(8, 1)
     assert outputs.start_prompt_logprobs(third, slice(0, 2), *chunk[:3])
-
-
-def test_nan_counts_arrive(ours: RunnerUnderTest) -> None:
-    logits = torch.zeros(3, VOCABULARY)
-    logits[1, :4] = float("nan")
-    assert ours.runner._get_nans_in_logits(logits) == {"r0": 0, "r1": 4, "r2": 0}
 
 
 def test_switched_off_upstreams_copies_are_made(monkeypatch: pytest.MonkeyPatch) -> None:

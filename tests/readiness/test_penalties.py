@@ -120,32 +120,6 @@ def test_logits_have_upstreams_bits(
         assert same_bits(logits[row], reference[row])
 
 
-@pytest.mark.parametrize("vocab", [1, 31, 1009])
-@pytest.mark.parametrize("layout", ["contiguous", "columns", "transposed"])
-def test_every_layout_has_upstreams_bits(kernels: Any, vocab: int, layout: str) -> None:
-    specs = [Spec([n % vocab], [0, (n * 7) % vocab], PENALTY if n % 2 else {}) for n in range(5)]
-    logits = {
-        "contiguous": torch.randn(5, vocab),
-        "columns": torch.randn(5, vocab + 3)[:, :vocab],
-        "transposed": torch.randn(vocab, 5).t(),
-    }[layout]
-    compare(*batches(specs, vocab, kernels), logits)
-
-
-@pytest.mark.parametrize(
-    "specs",
-    [
-        # Upstream counts the row's values.
-        [Spec(None, [5, 6], PENALTY, torch.zeros(4, 8)), Spec([1, 2], [3], PENALTY)],
-        # Upstream pads with the vocabulary's size, so that it counts for nothing.
-        [Spec([1, VOCABULARY], [VOCABULARY, 3], PENALTY), Spec([2], [], {})],
-    ],
-    ids=["embeddings without ids", "an id that is the vocabulary size"],
-)
-def test_odd_prompts_have_upstreams_bits(kernels: Any, specs: list[Spec]) -> None:
-    compare(*batches(specs, VOCABULARY, kernels), torch.randn(2, VOCABULARY))
-
-
 def test_an_id_above_the_vocabulary_counts_for_nothing(kernels: Any) -> None:
     """Upstream's scatter fails on it, on a GPU with the end of the engine."""
     specs = [Spec([1, VOCABULARY + 9], [VOCABULARY + 1, 3], PENALTY)]
@@ -203,32 +177,6 @@ def test_a_kernel_divides_positive_logits_where_upstream_does(interpreted: Modul
     penalties._launch(logits, None, per_draft=False, divide=True)
     assert same_bits(logits[:, ::2], expected[:, ::2])
     assert same_bits(logits[:, 1::2], before[:, 1::2])
-
-
-def test_a_kernels_block_never_leaves_its_row(interpreted: ModuleType) -> None:
-    """Rows of a wider tensor: values between them stay."""
-    vocab = under_test._BLOCK + 7
-    specs = [Spec([n], [3], {"presence_penalty": 1.0}) for n in range(3)]
-    _, batch = batches(specs, vocab, interpreted)
-    wide = torch.full((3, vocab + 5), 2.0)
-    penalties = prepared(batch, wide[:, :vocab])
-    assert penalties is not None
-    penalties.apply(wide[:, :vocab], after_drafts=False)
-    assert (wide[:, vocab:] == 2.0).all()
-    assert (wide[:, 3] == 1.0).all()
-    assert (wide[:, 4:vocab] == 2.0).all()
-
-
-def test_a_kernel_counts_only_the_vocabulary(interpreted: ModuleType) -> None:
-    """Rejected drafts are -1; an id out of range would be counted in another's slot."""
-    vocab = 20
-    memory = torch.zeros(2 * vocab, dtype=torch.int32)
-    slots = torch.tensor([memory.data_ptr(), 0, memory.data_ptr()])
-    sampled = torch.tensor([[2, 2, vocab, -1], [3, 3, 3, 3], [5, 5, 5, 5]], dtype=torch.int32)
-    discarded = torch.tensor([False, False, True])
-    interpreted.count_kernel[(3,)](sampled, 4, 4, discarded, slots, vocab)
-    assert memory.nonzero().flatten().tolist() == [2]
-    assert memory[2] == 2
 
 
 @pytest.mark.parametrize("vocab", [5, 64, 300])

@@ -71,19 +71,6 @@ def test_an_exception_is_passed_on_and_its_part_counted(stand_ins: StandIns) -> 
     }
 
 
-def test_dummy_runs_and_empty_steps_are_left_out(stand_ins: StandIns) -> None:
-    warm_up = scheduled()
-    warm_up.num_scheduled_tokens = {"_warmup_0": 1}
-    assert stand_ins.runner.execute_model(scheduled(), dummy_run=True) == ("executed", True)
-    for scheduler_output in (scheduled(tokens=0), warm_up):
-        assert stand_ins.runner.execute_model(scheduler_output) == ("executed", False)
-        assert stand_ins.runner.sample_tokens("tokens") == "tokens"
-        assert stand_ins.output("tokens").get_output() == "tokens"
-    assert counts() == {}
-    stand_ins.runner.execute_model(scheduled())
-    assert counts() == {("execute_model", "rank0", ""): 1}
-
-
 def test_an_output_is_delivered_once_and_later_than_newer_steps(stand_ins: StandIns) -> None:
     """Synchronous runner V2 takes it within sample_tokens; a pipeline's middle rank has none."""
     late: list[Any] = []
@@ -96,14 +83,6 @@ def test_an_output_is_delivered_once_and_later_than_newer_steps(stand_ins: Stand
     for sampled in (lambda: stand_ins.output("tokens").get_output(), None, "tokens"):
         stand_ins.step(sampled)
     assert counts()["output_interval", "rank0", ""] == 3
-
-
-def test_an_output_from_before_the_probe_is_left_alone(stand_ins: StandIns) -> None:
-    stand_ins.runner.execute_model(scheduled())
-    output = stand_ins.output.__new__(stand_ins.output)
-    output.result, output.async_copy_ready_event = "tokens", stand_ins.event()
-    assert output.get_output() == "tokens"
-    assert ("get_output", "rank0", "") not in counts()
 
 
 @pytest.mark.parametrize(
@@ -187,18 +166,6 @@ def test_a_wait_for_tokens_that_a_grammar_needs_has_its_name(stand_ins: StandIns
         before = stand_ins.runner.sample_tokens(lambda: stand_ins.output("tokens"))
     owners = {owner: count for (name, _, owner), count in counts().items() if name == "fence"}
     assert owners == {"history": 2, "grammars": 1, "get_output": 1}
-
-
-def test_a_core_without_a_worker_waits_for_a_grammar_until_it_takes_tokens_in(
-    stand_ins: StandIns, clock: Clock
-) -> None:
-    for kind in (Pending, tuple):
-        stand_ins.scheduler.kind = kind
-        assert stand_ins.scheduler.schedule(1) == (1,)
-        clock.now += 7_000_000
-        stand_ins.scheduler.update_from_output("kept", "output")
-    assert counts()["fence", "engine0", "grammars"] == 1
-    assert shown()["fence_seconds_sum", "engine0", "grammars", ""] == 0.008
 
 
 class TimedEvent:

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import draws
-from support.loads import Connector
 from support.scheduling import BLOCK, GROUPS, Grammar, Setup, of_side
 from support.steps import Steps
 from vllm.pooling_params import PoolingParams
@@ -169,20 +168,6 @@ def test_the_last_turn_that_fits_is_served(side: str, asynchronous: bool) -> Non
     assert engine.tokens["session"] == 4
 
 
-def test_an_idle_session_is_refused_and_aborted() -> None:
-    engine = Engine("ours")
-    engine.generate("session", 10, resumable=True)
-    engine.run(20)
-    assert not engine.scheduler.has_requests()
-    engine.generate("session", LENGTH, resumable=True)
-    assert engine.scheduler.has_requests()
-    engine.scheduler.finish_requests("session", RequestStatus.FINISHED_ABORTED)
-    engine.run(5)
-    assert engine.finished["session"] == [FinishReason.LENGTH] * 2
-    assert engine.scheduler.num_waiting_for_streaming_input == 0
-    assert not engine.scheduler.has_requests()
-
-
 @MODES
 def test_a_prompt_that_bypassed_the_front_end_is_refused(side: str, asynchronous: bool) -> None:
     engine = Engine(side, asynchronous=asynchronous, clients=True)
@@ -314,54 +299,6 @@ def test_requests_that_wait_for_others_are_left_alone(asynchronous: bool) -> Non
     engine.run(20)
     assert engine.finished["waits"] == [FinishReason.LENGTH]
     assert engine.tokens["waits"] == 3
-
-
-@MODES
-def test_a_request_that_the_connector_looks_up_is_left_alone(asynchronous: bool) -> None:
-    class Slow(Connector):
-        asked = 0
-
-        def get_num_new_matched_tokens(self, request: Any, computed: int) -> Any:
-            self.asked += 1
-            return (0 if self.asked > 5 else None), False
-
-    engine = Engine("ours", asynchronous=asynchronous)
-    engine.scheduler.connector = connector = Slow()
-    engine.generate("looked up", 8)
-    engine.run()
-    assert connector.asked == 6
-    assert engine.finished["looked up"] == [FinishReason.LENGTH]
-
-
-@MODES
-def test_a_request_that_waits_for_the_blocks_of_a_waiting_session_is_left_alone(
-    side: str, asynchronous: bool
-) -> None:
-    """The session has a turn, but no free block for it."""
-    engine = Engine(side, asynchronous=asynchronous, blocks=9, policy="priority")
-    engine.generate("session", 20, resumable=True)
-    engine.run(20)
-    engine.generate("waits", 20, priority=-1)
-    engine.generate("session", 4, resumable=True)
-    engine.run(20)
-    assert engine.finished["waits"] == []
-    engine.scheduler.finish_requests("session", RequestStatus.FINISHED_ABORTED)
-    engine.run(20)
-    assert engine.finished["waits"] == [FinishReason.LENGTH]
-
-
-@MODES
-def test_a_session_that_blocks_all_others_is_left_to_its_client(
-    side: str, asynchronous: bool
-) -> None:
-    engine = Engine(side, asynchronous=asynchronous, **STUCK)
-    engine.generate("session", 20, resumable=True)
-    engine.generate("other", BLOCK - 1)
-    engine.run(20)
-    assert engine.finished == {"session": [], "other": []}
-    engine.scheduler.finish_requests("session", RequestStatus.FINISHED_ABORTED)
-    engine.run(20)
-    assert engine.finished["other"] == [FinishReason.LENGTH]
 
 
 @pytest.mark.parametrize("words", ["", ",-schedule"])

@@ -5,21 +5,19 @@ samples the number of tokens that it has been given, so that a turn without its 
 """
 
 import asyncio
-import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from support import modules
 from support.logprobs import make_request
 from support.scheduling import Setup, of_side
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
-from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 FIX = "sessions"
@@ -275,26 +273,6 @@ def test_a_late_client_gets_each_turn_with_its_end(
     assert right == (side == "ours")
 
 
-@KINDS
-def test_a_late_client_gets_the_logprobs_of_each_turn(kind: RequestOutputKind) -> None:
-    module = modules.of_side("ours")(PROCESSOR)
-    processor = module.OutputProcessor(None, log_stats=False)
-    queue = module.RequestOutputCollector(kind, "s")
-    for prompt in ([1, 2, 3], [4, 5]):
-        request = request_of("s", prompt, params_of(kind, logprobs=1), resumable=True)
-        processor.add_request(request, None, None, 0, queue)
-    for token, reason in ((7, None), (8, FinishReason.LENGTH), (9, None), (10, None)):
-        ids = np.array([[token, token + 1]])
-        logprobs = LogprobsLists(ids, -ids.astype(np.float32), np.array([1]))
-        output = EngineCoreOutput("s", [token], finish_reason=reason, new_logprobs=logprobs)
-        processor.process_outputs([output])
-    turns = [queue.get_nowait().outputs[0] for _ in range(2)]
-    assert [[*map(next, map(iter, turn.logprobs))] for turn in turns] == [
-        turn.token_ids for turn in turns
-    ]
-    assert turns[0].token_ids == [7, 8]
-
-
 # The whole front end.
 
 
@@ -400,51 +378,6 @@ def test_an_input_without_a_turn_generates_nothing(
     assert left == [0, 0]
     stocks = 1, ([1], None) if prompt is None else None
     assert (added, output) == ((0, None) if side == "ours" else stocks)
-
-
-def test_a_refused_turn_ends_a_session_that_has_answered(
-    side: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on stock: the error of the front end reaches the client, and nothing is left."""
-
-    async def act(session: Session) -> Any:
-        session.say(20, 21)
-        await session.run()
-        await session.begun
-        assert shown(await session.read()) == ([3], "length")
-        session.say()
-        await session.run()
-        with pytest.raises(ValueError, match="empty"):
-            await session.read()
-        await settle()
-        return session.left()
-
-    assert talk(side, monkeypatch, act) == [0, 0]
-
-
-def test_an_input_that_ignores_its_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client's generator may go on behind a cancellation."""
-
-    async def stubborn(session: Session) -> AsyncGenerator[Any, None]:
-        for prompt in ([20, 21], [30, 31]):
-            with contextlib.suppress(asyncio.CancelledError):
-                if prompt == [30, 31]:
-                    await session.turns.get()
-            yield SimpleNamespace(prompt={"prompt_token_ids": prompt}, sampling_params=None)
-
-    async def act(session: Session) -> Any:
-        session.begun.cancel()
-        await settle()
-        session.stream = session.engine.generate(stubborn(session), params_of(), "client")
-        begun = asyncio.ensure_future(session.read())
-        await settle()
-        session.core.end(FinishReason.ERROR)
-        await session.run()
-        with pytest.raises(ValueError, match="has ended"):
-            await begun
-        return session.left()
-
-    assert talk("ours", monkeypatch, act) == [0, 0]
 
 
 def test_each_turn_goes_to_the_engine_of_the_first(side: str) -> None:
