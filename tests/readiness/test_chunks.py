@@ -8,7 +8,6 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,8 +18,7 @@ from support import streams
 from support.examples import draws
 from support.modules import overlaid, pristine
 from support.streams import Case
-from vllm.entrypoints.openai.engine.protocol import DeltaMessage, DeltaToolCall
-from vllm.logprobs import FlatLogprobs, Logprob
+from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.readiness.engine import gauges
 from vllm.v1.readiness.frontend import chunks
@@ -116,47 +114,6 @@ def test_encodes_each_chunk(
     assert not fallbacks
 
 
-class Scripted:
-    """A parser whose deltas are those of a script."""
-
-    tool_parser = None
-
-    def __init__(self, *_: object, **__: object) -> None:
-        self._stream_state = SimpleNamespace()
-        calls = [
-            DeltaToolCall(index=index, id="i", type="function", function={"name": "é"})
-            for index in (1, 0)
-        ]
-        self._deltas = iter(
-            [
-                DeltaMessage(tool_calls=calls, content=None),
-                None,
-                DeltaMessage(reasoning='"', reasoning_content="x"),
-                DeltaMessage(tool_calls=calls[:1]),
-                DeltaMessage(tool_calls=[]),
-                DeltaMessage(content="c", role="tool"),
-            ]
-        )
-
-    def parse_delta(self, **_: object) -> DeltaMessage | None:
-        return next(self._deltas)
-
-
-@pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize("shows_tokens", [False, True])
-def test_deltas_with_tool_calls_are_upstreams(
-    parallel: bool, shows_tokens: bool, encoded: Counter[str]
-) -> None:
-    usage = {"include_usage": True, "continuous_usage_stats": True}
-    fields = {"stream_options": usage, "parallel_tool_calls": parallel}
-    logprobs = [{token: Logprob(-1.0, 1, "a")} for token in range(6)]
-    case = plain(*"abcdef", logprobs=logprobs, serving={"parser_cls": Scripted})
-    fields |= {"return_token_ids": shows_tokens} | shown("chat", 1)
-    case = case._replace(request=fields)
-    assert run(overlaid, "chat", case) == run(pristine, "chat", case)
-    assert encoded["Chunk"] == (4 if shows_tokens else 3)
-
-
 @pytest.mark.parametrize("value", ["off", "-streamed-chunks", "fixes", "logprobs"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_off_is_upstreams(
@@ -166,16 +123,6 @@ def test_off_is_upstreams(
     case = plain("a", "é")
     assert run(overlaid, kind, case) == run(pristine, kind, case)
     assert not encoded
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_reads_flat_logprobs(kind: str, encoded: Counter[str]) -> None:
-    flat = FlatLogprobs()
-    for token in range(2):
-        flat.append({token: Logprob(-0.5, 1, '"'), 7: Logprob(-1e9, 2, "\ufffd")})
-    case = plain("a", "b", logprobs=flat)._replace(request=shown(kind, 1))
-    assert run(overlaid, kind, case) == run(pristine, kind, case)
-    assert encoded["Logprobs"] == 2
 
 
 def replaced_model(module: Any, name: str, home: str) -> Any:

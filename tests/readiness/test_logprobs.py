@@ -1,7 +1,6 @@
 """The feature logprobs: a client is given what the pinned output processor gives it."""
 
 import gc
-import threading
 import weakref
 from typing import Any
 
@@ -11,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import modules
 from support.logprobs import DELTA, FINAL, PROCESSOR, Side, Step, Wish, tokenizer, tokens
-from transformers import PreTrainedTokenizerFast
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine import logprobs as upstream
 from vllm.v1.readiness.engine import switch
-from vllm.v1.readiness.frontend import logprobs, token_texts
+from vllm.v1.readiness.frontend import token_texts
 
 numbers = st.sampled_from([None, 0, 1, 3, -1])
 wishes = st.builds(
@@ -170,12 +168,6 @@ def processor_of(wish: Wish, text: bool = True) -> Any:
     return Side(True, [wish], text).processor.request_states["0"].logprobs_processor
 
 
-def test_our_processor_serves_where_there_are_logprobs() -> None:
-    assert type(processor_of(Wish(0))) is logprobs.DeferredLogprobs
-    assert type(processor_of(Wish(None, 0))) is logprobs.DeferredLogprobs
-    assert type(processor_of(Wish())) is upstream.LogprobsProcessor
-
-
 @pytest.mark.parametrize("value", ["off", "-logprobs"])
 def test_off_means_upstream(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(switch.NAME, value)
@@ -211,35 +203,6 @@ def test_what_decodes_in_a_way_of_its_own_is_not_known(monkeypatch: pytest.Monke
     assert token_texts.of(type("Even", (), theirs)()) is not None
 
 
-def test_an_empty_text_is_asked_for_again(calls: list[Any]) -> None:
-    """A token may be given a text by vLLM when a prompt of embeddings first comes."""
-    texts = token_texts.of(tokenizer())
-    assert texts is not None
-    unused = len(tokenizer()) + 5
-    for _ in range(2):
-        calls.clear()
-        assert texts[unused] == ""
-        assert calls
-    assert unused not in texts.whole
-
-
-def test_many_logprobs_are_made_at_every_step() -> None:
-    for number, narrow in ((3, True), (127, True), (128, False), (-1, False)):
-        processor = processor_of(Wish(number, kind=FINAL))
-        assert (processor._sample.columns is not None) is narrow
-
-
-def test_texts_do_not_keep_a_tokenizer() -> None:
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer()._tokenizer)
-    texts = token_texts.of(made)
-    assert texts is not None
-    assert texts[tokens()[0]] == "a"
-    last = weakref.ref(made)
-    del made
-    gc.collect()
-    assert last() is None
-
-
 class TestCollector:
     """The garbage collector, which threads pause and switch on and off."""
 
@@ -250,18 +213,6 @@ class TestCollector:
         yield
         gc.set_threshold(*thresholds)
         (gc.enable if enabled else gc.disable)()
-
-    def walks(self) -> bool:
-        """Whether the collector walks as objects are made."""
-        phases: list[str] = []
-
-        def note(phase: str, _: object) -> None:
-            phases.append(phase)
-
-        gc.callbacks.append(note)
-        kept = [[number] for number in range(1000)]
-        gc.callbacks.remove(note)
-        return bool(kept and phases)
 
     @pytest.mark.parametrize("on", [True, False])
     def test_it_is_paused_at_the_end_of_a_request(self, on: bool) -> None:
@@ -276,30 +227,3 @@ class TestCollector:
         assert gc.isenabled() is on
         assert side.given[-1].outputs[0].logprobs
         assert len(walks) < 20  # 2,541 objects would be 50 walks, each of two phases
-
-    def test_it_walks_before_and_after_and_not_in_a_pause(self) -> None:
-        assert self.walks()
-        with pytest.raises(ZeroDivisionError), logprobs._collector.paused(10**6):
-            assert not self.walks()
-            raise ZeroDivisionError
-        assert self.walks()
-        assert gc.get_threshold() == (50, 1000, 1000)
-
-    @pytest.mark.parametrize("switch", [gc.disable, gc.enable])
-    def test_a_switch_in_another_threads_pause_is_obeyed(self, switch: Any) -> None:
-        (gc.enable if switch is gc.disable else gc.disable)()
-        begun, over = threading.Event(), threading.Event()
-
-        def pause() -> None:
-            with logprobs._collector.paused(10**6):
-                begun.set()
-                assert over.wait(30)
-
-        thread = threading.Thread(target=pause)
-        thread.start()
-        assert begun.wait(30)
-        switch()
-        over.set()
-        thread.join()
-        assert gc.isenabled() is (switch is gc.enable)
-        assert self.walks() is (switch is gc.enable)

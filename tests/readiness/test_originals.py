@@ -227,24 +227,6 @@ def test_a_method_of_a_request_that_is_replaced_is_called(
     assert calls.alike
 
 
-def test_a_stop_rule_of_a_plugin_ends_a_reply(monkeypatch: Patch) -> None:
-    """Both sides run the rule, and end at the same token."""
-    lockstep = started(setup_of("check_stop"))
-
-    def rule(old: Any) -> Any:
-        def check_stop(request: Any, length: int) -> bool:
-            if request.num_output_tokens == 9:
-                request.status = RequestStatus.FINISHED_STOPPED
-                return True
-            return bool(old(request, length))
-
-        return check_stop
-
-    replace_in_class(lockstep, "functions", "check_stop", monkeypatch, rule)
-    lockstep.finish()
-    assert lockstep.steps < 16
-
-
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("between", [True, False])
 def test_a_reply_ends_at_a_limit_that_is_lowered(asynchronous: bool, between: bool) -> None:
@@ -256,25 +238,6 @@ def test_a_reply_ends_at_a_limit_that_is_lowered(asynchronous: bool, between: bo
 
     act(lockstep, lower, between)
     lockstep.finish()
-
-
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_replies_end_at_a_lowered_max_model_len(asynchronous: bool) -> None:
-    lockstep = started(setup_of("limit", asynchronous=asynchronous))
-    for side in lockstep.sides:
-        side.max_model_len = 20
-    lockstep.finish()
-    assert lockstep.steps < 20
-
-
-def test_a_hasher_of_ones_own_is_called_for_each_token() -> None:
-    calls = Calls()
-    lockstep = Lockstep(setup_of("hasher"))
-    lockstep._hasher = calls.around(lockstep._hasher)
-    for _ in range(3):
-        lockstep.add(5, 30)
-    lockstep.finish()
-    assert calls.alike
 
 
 def test_a_request_of_a_derived_class_is_upstreams(
