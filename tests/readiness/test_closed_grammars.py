@@ -56,15 +56,6 @@ def test_a_complete_grammar_ends_its_request_without_an_error(
         assert (given, reason) == ([*tokens(ends), 0], "error")
 
 
-def test_a_stop_token_that_the_grammar_asks_for_ends_the_request(
-    side: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    params = {"min_tokens": MINIMUM, "stop_token_ids": tokens("x")}
-    given = outputs_of(side, {"a": ({"choice": ["7x"]}, params)}, monkeypatch)["a"]
-    expected = {"ours": (tokens("7x"), "stop")}.get(side, ([*tokens("7"), 0], "error"))
-    assert given == expected
-
-
 def test_others_keep_their_min_tokens(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: Asked = {
         "no grammar": (None, {"min_tokens": MINIMUM}),
@@ -131,24 +122,6 @@ def test_only_what_would_be_empty_is_left_as_it_was(side: str, drafts: list[int]
                 masked[[EOS, 9]] = -torch.inf
             left = side == "ours" and owner in (2, 4) and bool(masked.isneginf().all())
             assert torch.equal(new, old if left else masked)
-
-
-def test_the_rows_of_grammars_follow_their_requests() -> None:
-    batch = filled("ours")
-    batch.swap_states(1, 4)
-    batch.remove_request("r0")
-    batch.condense()
-    batch.refresh_metadata()
-    logits = only(EOS).repeat(4, 1)
-    min_tokens(batch).apply(logits)
-    kept = {name for name, row in batch.req_id_to_index.items() if not logits[row].isneginf().all()}
-    assert kept == {"r2", "r3", "r4"}
-    for name in ("r2", "r4"):
-        batch.remove_request(name)
-    batch.condense()
-    batch.refresh_metadata()
-    assert min_tokens(batch).min_toks
-    assert min_tokens(batch)._guarded is None
 
 
 def test_a_processor_of_the_user_is_left_alone() -> None:

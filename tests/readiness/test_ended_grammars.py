@@ -27,7 +27,6 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds
 from vllm.v1.readiness import live
-from vllm.v1.readiness.core import reasoning_ends
 from vllm.v1.spec_decode.ngram_proposer_gpu import update_scheduler_for_invalid_drafts
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
@@ -288,23 +287,6 @@ def test_masks_wait_for_all_tokens_in_a_pipeline(side: str, stages: int) -> None
     assert (replies == right) == (side == "ours" or stages == 2)
 
 
-@given(st.lists(st.integers(0, 9)), st.lists(st.integers(0, 9)), st.integers(0, 20), st.data())
-def test_a_prefix_reads_as_a_list_does(
-    tokens: list[int], drafts: list[int], end: int, data: st.DataObject
-) -> None:
-    """Parsers read it in place of the request's tokens."""
-    prefix = reasoning_ends._Prefix(tokens, min(end, len(tokens)))
-    prefix.drafts += drafts
-    copy = tokens[:end] + drafts
-    part = data.draw(st.slices(len(copy)))
-    assert (len(prefix), list(prefix), prefix[part]) == (len(copy), copy, copy[part])
-    assert list(reversed(prefix)) == copy[::-1]
-    assert [prefix[place] for place in range(-len(copy), len(copy))] == copy * 2
-    assert [token in prefix for token in range(10)] == [token in copy for token in range(10)]
-    with pytest.raises(IndexError):
-        prefix[len(copy)]
-
-
 def own_check(scheduler: Any) -> Any:
     """Let one of our schedulers use our check for a request's end."""
     if isinstance(scheduler, (Scheduler, AsyncScheduler)):
@@ -361,13 +343,3 @@ def test_a_request_that_restricts_its_tokens_is_left_to_upstream(side: str) -> N
     with own_check(scheduler):
         reply = replied(scheduler, {"regex": "[a1]{6}"}, tokens("1a1a1a"), **params)
     assert reply == (tokens("1a"), "stop")
-
-
-def test_a_stop_token_in_the_reasoning_ends_the_reply() -> None:
-    scheduler = make_scheduler("ours", reasoner=Delta)
-    with own_check(scheduler):
-        reply = replied(scheduler, {"regex": "x1"}, tokens("7x.x1"), stop_token_ids=tokens("x"))
-    assert reply == (tokens("7x"), "stop")
-    with own_check(scheduler):
-        reply = replied(scheduler, {"regex": "x1"}, tokens("77.x1"), stop_token_ids=tokens("x"))
-    assert reply == ([*tokens("77.x1"), EOS], "stop")

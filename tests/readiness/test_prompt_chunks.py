@@ -80,20 +80,3 @@ def test_upstream_computes_what_is_small(
 ) -> None:
     monkeypatch.setattr(prompt_chunks, limit, value)
     assert of_prompt("ours", "raw_logprobs", drawn(torch.float32))[1] == [19, 3, 27]
-
-
-@pytest.mark.parametrize("width", [VOCABULARY, prompt_chunks._LEAST_VOCABULARY])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_of_logprobs_do_not_depend_on_their_number(dtype: torch.dtype, width: int) -> None:
-    """The property of PyTorch's operations that the fix relies on, with ties."""
-    logits = (torch.randn((33, width), generator=torch.Generator().manual_seed(4)) * 3).to(dtype)
-    sampler = modules.pristine(modules.SAMPLER).Sampler
-    targets = torch.arange(33)
-    with torch.compiler.set_stance("force_eager"):
-        whole = sampler.gather_logprobs(sampler.compute_logprobs(logits), WIDTH, targets)
-        for first in range(0, 33, 5):
-            part = slice(first, first + 5)
-            values = sampler.compute_logprobs(logits[part])
-            found = sampler.gather_logprobs(values, WIDTH, targets[part])
-            for one, other in zip(found[:3], whole[:3], strict=True):
-                assert torch.equal(one, other[part])

@@ -11,12 +11,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-import torch
 from prometheus_client import REGISTRY
 from support import modules
 from support.logprobs import make_request
 from support.scheduling import Setup, make, of_side
-from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tracing import SpanAttributes
 from vllm.v1.engine import (
@@ -193,34 +191,6 @@ def test_a_request_without_gaps_has_stocks_values(front: FrontEnd) -> None:
     assert sums["inference_time"] == sums["prefill_time"] + sums["decode_time"]
     assert sums["inter-token latencies"] == sums["decode_time"]
     assert sums["mean_time_per_output_token"] == sums["decode_time"] / 3
-
-
-def test_the_end_of_a_request_is_no_token(side: str, front: FrontEnd) -> None:
-    """A reply that pause(abort) ends has decoded until its last token."""
-    front.add()
-    front.take(output(1, *BEGUN))
-    front.take(output(1))
-    before = front.processor.request_states["r"].stats.last_token_ts
-    front.take(output(end=ABORT))
-    (finished,) = front.finished
-    stats = finished.decode_time
-    assert (front.counts()["inter-token latencies"] == 1) == (side == "ours")
-    assert before > UPTIME
-    assert (stats == front.sums()["inter-token latencies"]) or side != "ours"
-
-
-@pytest.mark.parametrize("ended", [False, True])
-def test_pooled_outputs_count_as_tokens(side: str, front: FrontEnd, ended: bool) -> None:
-    front.add(sampling_params=None, pooling_params=PoolingParams())
-    if ended:
-        made = output(0, *BEGUN, end=FinishReason.STOP)
-        made.pooling_output = torch.zeros(2)
-        front.take(made)
-        assert {*front.counts()} == _SERVED
-    elif side == "ours":  # stock's processor refuses an output without a pooled one
-        with pytest.raises(AssertionError):
-            front.take(output(0, "QUEUED", end=ABORT))
-        assert not front.counts()
 
 
 @pytest.mark.parametrize("early", [False, True])

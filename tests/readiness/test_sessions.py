@@ -17,7 +17,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 STOP = 9
 FIX = "sessions"
@@ -240,31 +240,6 @@ def test_a_block_keeps_no_hash_of_a_dropped_token(side: str) -> None:
     assert tokens == [14] * (2 * BLOCK - 2)  # the answer is dropped
     alike = Request("t", tokens, SamplingParams(max_tokens=1), None, block_hasher=hasher)
     assert (session.block_hashes == alike.block_hashes) == (side == "ours")
-
-
-@pytest.mark.parametrize("abort", [False, True])
-def test_a_session_that_is_held_can_be_aborted(abort: bool) -> None:
-    """Its answer has ended while a step with it is in flight."""
-    scheduler = make_scheduler("ours", asynchronous=True)
-    worker = Worker(0)
-    free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-    params = SamplingParams(max_tokens=50, stop_token_ids=list(range(5, 13)))
-    scheduler.add_request(Request("s", [14, 15], params, None, resumable=True))
-    first, second = [(step, worker.run(step)) for step in (scheduler.schedule() for _ in range(2))]
-    (output,) = scheduler.update_from_output(*first)[0].outputs
-    assert output.finish_reason is FinishReason.STOP
-    assert not scheduler.running
-    if abort:
-        scheduler.finish_requests("s", RequestStatus.FINISHED_ABORTED)
-        assert not scheduler.requests
-    assert not scheduler.update_from_output(*second)[0].outputs
-    assert bool(scheduler.requests) == (not abort)
-    if not abort:
-        assert scheduler.requests["s"].status is RequestStatus.WAITING_FOR_STREAMING_REQ
-        assert scheduler.num_waiting_for_streaming_input == 1
-        scheduler.finish_requests("s", RequestStatus.FINISHED_ABORTED)
-    assert scheduler.num_waiting_for_streaming_input == 0
-    assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == free
 
 
 def test_a_scheduler_that_takes_steps_in_by_itself_is_left_to_upstream() -> None:
