@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.examples import draws
 from support.loads import Loads, prompt
-from support.scheduling import BLOCK, Setup, classes, of_side
+from support.scheduling import Setup, classes, of_side
 from support.scheduling import make as make_scheduler
 from support.steps import WRONG
-from vllm.v1.engine import FinishReason
 from vllm.v1.request import RequestStatus
 
 FIX = "failed-loads"
@@ -67,38 +66,6 @@ def test_no_bad_block_is_shared_or_found_in_the_prefix_cache(side: str, aborted:
     other = loads.load(prompt(22), 6, 0)
     outcome(loads)
     assert (loads.delivered[other] == loads.right(other)) == (side == "ours")
-
-
-@pytest.mark.parametrize("later", [False, True])
-def test_nothing_is_loaded_again(later: bool) -> None:
-    """Where loads always fail, a request would never end."""
-    loads = make(failing=100)
-    name = loads.load(prompt(22), 6, 4, later)
-    assert outcome(loads) == []
-    assert loads.connector.taken == {name: 1}
-
-
-def test_a_load_that_succeeds_is_used() -> None:
-    loads = make(failing=0)
-    loads.load(prompt(22), 6, 4)
-    assert outcome(loads) == []
-    assert loads.scheduled[0] == {"1": 22 - 4 * BLOCK}
-
-
-def test_with_the_policy_fail_a_sharer_ends_and_no_bad_block_is_found_later() -> None:
-    loads = make(failing=100)
-    loads.scheduler.recompute_kv_load_failures = False
-    loads.load(prompt(22), 6, 4)
-    loads.step()
-    loads.load(prompt(22), 6, 0)
-    beside = loads.load(prompt(22, -99), 6, 0)
-    assert outcome(loads) is not None
-    error, length = [FinishReason.ERROR], [FinishReason.LENGTH]
-    assert loads.finished == {"1": error, "2": error, "3": length}
-    assert loads.delivered[beside] == loads.right(beside)
-    again = loads.load(prompt(22), 6, 0)
-    assert outcome(loads) is not None
-    assert loads.delivered[again] == loads.right(again)
 
 
 def waiting_with_blocks(loads: Loads) -> bool:

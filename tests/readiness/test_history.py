@@ -105,50 +105,6 @@ def test_steps_in_flight_are_bounded_where_none_is_begun(drafts: int) -> None:
     assert lockstep.steps > 20 or drafts
 
 
-def tally(tokens: list[int]) -> dict[int, int]:
-    return {token: tokens.count(token) for token in set(tokens)}
-
-
-def counts_of(lockstep: LockstepRun, req_id: str) -> dict[int, int]:
-    """Token to how often the device has counted it for a request."""
-    slot = lockstep.ours.batch.readiness.penalties._slots[req_id]
-    assert slot is not None
-    counts = slot & 0x7FFFFFFF
-    return {token: int(counts[token]) for token in counts.nonzero().flatten().tolist()}
-
-
-def step_keeping(lockstep: LockstepRun, req_id: str, kept: int) -> None:
-    """Run a step whose scheduler keeps only so many of a request's output tokens."""
-    lockstep.faithful = False
-    scheduled = lockstep.scheduler.schedule()
-    cached = scheduled.scheduled_cached_reqs
-    cached.num_output_tokens[cached.req_ids.index(req_id)] = kept
-    lockstep._run(scheduled)
-
-
-@pytest.mark.parametrize("kept", [0, 1, 2, 3])
-def test_a_cut_drops_tokens_in_flight_that_it_leaves_no_place_for(kept: int) -> None:
-    lockstep = LockstepRun()
-    req_id = lockstep.add([1, 2, 3], **PENALTY)
-    lockstep.add([4, 5], **PENALTY)
-    lockstep.run(3)
-    for runner in (lockstep.stock, lockstep.ours):
-        runner.runner.requests[req_id].num_computed_tokens = 3
-    step_keeping(lockstep, req_id, kept)
-    assert sum(counts_of(lockstep, req_id).values()) == kept + 1
-    for runner in (lockstep.stock, lockstep.ours):
-        assert len(runner.runner.requests[req_id].output_token_ids) == kept + 1
-    # The step before the cut arrives: none of it is taken for the newest token.
-    for one in lockstep.in_flight[0][2]:
-        one.complete()
-    live = lockstep.ours.batch.readiness
-    live.history.begin_step()
-    assert live.history.unsettled(lockstep.ours.batch.req_id_to_index[req_id])
-    known = lockstep.settled()[req_id]
-    assert len(known) == kept + 1
-    assert counts_of(lockstep, req_id) == tally(known)
-
-
 @pytest.mark.parametrize("settled", [True, False])
 @pytest.mark.parametrize("computed", [0, 2, 3])
 def test_a_request_cut_back_behind_its_sampled_tokens_stops(computed: int, settled: bool) -> None:
@@ -177,21 +133,6 @@ def test_a_request_cut_back_behind_its_sampled_tokens_stops(computed: int, settl
     assert -1 in ids.tolist()
     with pytest.raises(IndexError, match=f"request {req_id} .* token 3.*failed-loads"):
         prepared[1]()
-
-
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_a_sample_of_a_prefill_chunk_is_neither_counted_nor_written(asynchronous: bool) -> None:
-    lockstep = LockstepRun(asynchronous=asynchronous, max_tokens_a_step=8)
-    req_id = lockstep.add(list(range(20)), **PENALTY, bad_words=[[0, 1, 2]])
-    for _ in range(2):
-        lockstep.step()
-        assert counts_of(lockstep, req_id) == {}
-        assert lockstep.ours.batch.readiness.bad_words._slots[req_id].tolist() == [-1, -1]
-        assert lockstep.settled() == {req_id: []}
-        assert (lockstep.ours.batch.token_ids_cpu[0, 20:] == 0).all()
-    lockstep.step()
-    assert len(counts_of(lockstep, req_id)) == 1
-    lockstep.finish()
 
 
 def test_a_step_is_not_waited_for_once_its_requests_have_left() -> None:
