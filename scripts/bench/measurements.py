@@ -1,11 +1,11 @@
-"""Generate docs/measurements.md, a summary of the committed runs, and build/measurements.md, all.
+"""Generate docs/measurements.md and README's table of gains from the committed runs.
 
-    PYTHONPATH=scripts python -m bench.measurements [--check]
+    PYTHONPATH=scripts python -m bench.measurements
 
 The text is scripts/bench/measurements.md. A line `<!-- table: RUNS | SIDES | FIGURES -->` in it is
 replaced by a table of these runs of scripts/bench/runs, a row for each case, and `<!-- slower -->`
 by the figures in which the overlay is worse. Names are separated by commas, or by semicolons where
-a name holds a comma. --check changes nothing, and fails if docs/measurements.md is out of date.
+a name holds a comma. build/measurements.md gets all tables.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from overlay import output
 
+from bench import headline
 from bench.errors import Failure
 from bench.harness.installations import ROOT
 from bench.markdown import markdown, number, pipes, ratio
@@ -25,6 +26,7 @@ from bench.run import Comparison, Group, Run, figures, load, loss, replace
 
 TEMPLATE = ROOT / "scripts" / "bench" / "measurements.md"
 RUNS = ROOT / "scripts" / "bench" / "runs"
+README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "measurements.md"
 FULL = ROOT / "build" / "measurements.md"
 #: Figures that can be listed as slower.
@@ -51,6 +53,14 @@ class Page:
     def __init__(self, folder: Path) -> None:
         files = sorted(folder.glob("*.json.gz"))
         self.runs = {file.name.partition(".")[0]: _publishable(file) for file in files}
+        self._claims = {
+            name: sum(
+                DECIDING.fullmatch(each) is not None
+                for of in run.groups().values()
+                for each in figures(of)
+            )
+            for name, run in self.runs.items()
+        }
 
     def text(self, template: str) -> str:
         """Return the page of a template.
@@ -101,37 +111,32 @@ class Page:
 
         The level is corrected for all ratios of its run that can be listed as slower.
         """
-        named = (each for of in self.runs[name].groups().values() for each in figures(of))
-        claims = sum(DECIDING.fullmatch(each) is not None for each in named)
-        return self.runs[name].compare(group, figure, max(claims, 1))
+        return self.runs[name].compare(group, figure, max(self._claims[name], 1))
 
     def slower(self) -> Iterator[str]:
-        """Yield the lines of the table of losses, worst first, and how many have a mark."""
-        marked, rows = 0, list[tuple[float, list[str]]]()
-        for name, (_, case, sides), figure, compared in self.losses():
-            if compared.mark:
-                marked += 1
-                continue
-            shown = [number(compared.first), number(compared.second), ratio(compared)]
-            cells = [_link(name), case, figure, "/".join(sides), *shown]
-            rows.append((loss(figure, compared.ratio or 1.0), cells))
-        rows.sort(key=lambda row: row[0], reverse=True)
-        head = ["run", "case", "figure", "sides", "first", "second", "ratio"]
-        yield from pipes(head, [cells for _, cells in rows], "llllrrr")
-        yield from ("", f"{marked} more figures are worse by 3% or more, and are no claims.")
+        """Yield the lines of the table of losses, worst first, and how many have a mark.
 
-    def losses(self) -> Iterator[tuple[str, Group, str, Comparison]]:
-        """Yield every deciding figure in which the overlay is worse than another side."""
+        A loss is a deciding figure in which the overlay is worse than another side.
+        """
+        marked, rows = 0, list[tuple[float, list[str]]]()
         for name, run in self.runs.items():
             for group, of in run.groups().items():
-                first, second = group[2]
+                _, case, (first, second) = group
                 if first != "overlaid" or second.startswith("overlaid"):
                     continue
                 for figure in filter(DECIDING.fullmatch, figures(of)):
                     compared = self.compare(name, group, figure)
-                    least = 1 + EVEN * bool(compared.mark)
-                    if compared.ratio and loss(figure, compared.ratio) > least:
-                        yield name, group, figure, compared
+                    worse = loss(figure, compared.ratio) if compared.ratio else 0.0
+                    if compared.mark:
+                        marked += worse > 1 + EVEN
+                    elif worse > 1:
+                        shown = [number(compared.first), number(compared.second), ratio(compared)]
+                        cells = [_link(name), case, figure, f"{first}/{second}", *shown]
+                        rows.append((worse, cells))
+        rows.sort(key=lambda row: row[0], reverse=True)
+        head = ["run", "case", "figure", "sides", "first", "second", "ratio"]
+        yield from pipes(head, [cells for _, cells in rows], "llllrrr")
+        yield from ("", f"{marked} more figures are worse by 3% or more, and are no claims.")
 
 
 def _publishable(file: Path) -> Run:
@@ -163,26 +168,37 @@ def _between(compared: Comparison) -> str:
     return f" ({number(compared.low, ratio=True)} to {number(compared.high, ratio=True)})"
 
 
+def pages() -> dict[Path, str]:
+    """Return README, the summary and all tables, made of the committed runs.
+
+    Raises:
+        Failure: see :class:`Page`, and :meth:`Page.text`.
+    """
+    page = Page(RUNS)
+    traffic = (
+        (group, page.compare(name, group, "tokens/s"))
+        for name, run in page.runs.items()
+        if run.load == "traffic" and "VLLM_READINESS" not in run.environment
+        for group in run.groups()
+    )
+    return {
+        README: headline.update(README.read_text(encoding="utf-8"), traffic),
+        PAGE: page.text(TEMPLATE.read_text(encoding="utf-8")),
+        FULL: "\n".join(f"## {name}\n\n{markdown(run)}" for name, run in page.runs.items()),
+    }
+
+
 def main(argv: Sequence[str]) -> int:
-    """Write the pages, or check the summary; 0 if it is then up to date."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
-    args = parser.parse_args(argv)
+    """Write the pages."""
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args(argv)
     try:
-        page = Page(RUNS)
-        wanted = page.text(TEMPLATE.read_text(encoding="utf-8"))
-        if not args.check:
-            replace(PAGE, wanted.encode())
-            FULL.parent.mkdir(exist_ok=True)
-            full = [f"## {name}\n\n{markdown(run)}" for name, run in page.runs.items()]
-            replace(FULL, "\n".join(full).encode())
-        current = PAGE.read_text(encoding="utf-8")
+        for path, text in pages().items():
+            path.parent.mkdir(exist_ok=True)
+            replace(path, text.encode())
     except (Failure, OSError) as error:
         print(f"measurements: {error}", file=sys.stderr)
         return 1
-    if current != wanted:
-        print(f"measurements: {PAGE} is out of date; run bench.measurements", file=sys.stderr)
-    return int(current != wanted)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,72 +1,52 @@
-"""README's table of gains says what the committed runs say."""
+"""README's table of gains, of comparisons that are made up."""
 
-import pytest
-from bench import headline, measurements
-from bench.measurements import Page
-from support.sites import REPO
+from bench import headline
+from bench.run import Comparison, Group
 
-README = (REPO / "README.md").read_text()
-
-
-@pytest.fixture(scope="module")
-def page() -> Page:
-    return Page(measurements.RUNS)
-
-
-def test_readme_says_what_the_runs_say(page: Page) -> None:
-    assert list(headline.faults(README, page)) == []
+USUAL, FULL = "0.5B, piecewise", "0.5B, full"
+THINKING = f"{USUAL}, thinking budget configured"
+GAIN, LOSS, NOISE, FEW = (
+    Comparison(2.0, 1.0, 1.3339, 1.1, 1.5, 5),
+    Comparison(1.0, 2.0, 0.5, 0.4, 0.6, 5),
+    Comparison(2.0, 1.0, 2.0, 0.9, 3.0, 5, "~"),
+    Comparison(2.0, 1.0, 2.0, None, None, 4, "?"),
+)
+SHOWN = "**1.33** (1.10 to 1.50)"
 
 
-#: Row, the cell that is planted in one of its columns, and the fault that must be found.
-FALSE = {
-    "a thinking budget was configured": (
-        *("a presence penalty and a thinking budget", 0, "yes, **1.41** (1.18 to 1.70)"),
-        "1.41** (1.18 to 1.70) is no claim of such an engine",
-    ),
-    "one of two runs has a gain": (
-        *("a presence penalty", 1, "**1.17** (1.03 to 1.32). Full graphs: no gain shown"),
-        "1 of 2 runs have a gain",
-    ),
-    "traffic is left out": (
-        *("a presence penalty", 0, "full graphs **2.06** (1.72 to 2.46)"),
-        "it leaves out 128 at a time",
-    ),
-    "a list gains": (
-        *("nothing special: temperature 1", 0, "32 and fewer, full graphs: no gain shown"),
-        "'full graphs' has a gain: 1.65",
-    ),
-    "graphs": (
-        *("nothing special: temperature 1", 0, "yes, **1.65** (1.28 to 2.13)"),
-        "1.65** (1.28 to 2.13) is no claim of such an engine",
-    ),
-    "no claim": (
-        *("a seed each", 1, "**1.09** (0.88 to 1.36)"),
-        "1.09** (0.88 to 1.36) is no claim of such an engine",
-    ),
-    "a gain is kept quiet": ("5 logprobs", 1, "no gain shown", "'nothing' has a gain: 1.188"),
-    "measured": ("a seed each", 1, "measure", "it was measured"),
-    "not measured": ("bad words", 0, "13B: no gain shown", "'13B' was not measured"),
-    "never measured": ("bad words", 1, "no gain shown", "'nothing' was not measured"),
-    "no interval": ("bad words", 0, "yes, **1.90**", "neither a figure with its interval"),
-    "two figures": (
-        *("bad words", 0, "yes, **1.90** (1.33 to 2.71), **1.91** (1.33 to 2.71)"),
-        "goes on after its figure",
-    ),
-}
+def of(
+    engine: str, case: str, compared: Comparison, side: str = "stock"
+) -> tuple[Group, Comparison]:
+    return (engine, case, ("overlaid", side)), compared
 
 
-@pytest.mark.parametrize("case", FALSE)
-def test_a_false_cell_is_found(page: Page, case: str) -> None:
-    row, column, cell, fault = FALSE[case]
-    (line,) = (one for one in README.splitlines() if one.startswith(f"| {row} |"))
-    cells = line.strip("| ").split(" | ")
-    cells[column + 1] = cell
-    found = list(headline.faults(README.replace(line, f"| {' | '.join(cells)} |"), page))
-    assert any(fault in each for each in found), found
-    assert all(each.startswith(f"{row}, ") for each in found)
-
-
-def test_a_row_that_is_not_known_is_found(page: Page) -> None:
-    (line,) = (one for one in README.splitlines() if one.startswith("| bad words |"))
-    found = list(headline.faults(README.replace(line, line.replace("bad", "good")), page))
-    assert found == ["rows that are not known, or missing: ['bad words', 'good words']"]
+def test_a_cell_shows_each_gain_and_names_every_other_place() -> None:
+    readme = "# Title\n\n| requests with | old |\n| --- | --- |\n| a | b |\n\nText.\n\nMore.\n"
+    updated = headline.update(
+        readme,
+        [
+            *(of(USUAL, "plain, 128", one) for one in (GAIN, GAIN)),
+            *(of(USUAL, f"plain, {n}", NOISE) for n in (8, 1)),
+            *(of("7B, piecewise", "plain, 64", LOSS), of(FULL, "plain, 128", GAIN)),
+            *(of(USUAL, "plain, 128", one, "mrv2") for one in (NOISE, GAIN)),
+            *(of(FULL, "plain, 128", NOISE, "mrv2"), of(USUAL, "plain, 32", GAIN, "mrv2")),
+            *(of(USUAL, "presence, 128", FEW), of(USUAL, "one-presence, 128", NOISE)),
+            *(of(THINKING, "mixed, 128", GAIN), of(THINKING, "thinking, 128", GAIN)),
+            *(of(FULL, "seeded, 128", NOISE), of("7B, full", "bad-words, 64", GAIN)),
+            of(USUAL, "mixed, 128", GAIN, "again"),
+        ],
+    )
+    assert updated.startswith("# Title\n\n| requests with | tokens/s, of stock's | ")
+    assert updated.endswith(" |\n\nText.\n\nMore.\n")
+    rows = [line.strip("| ").split(" | ") for line in updated.splitlines() if line[:1] == "|"]
+    cells = {row: rest for row, *rest in rows}
+    assert cells["nothing special: temperature 1"] == [
+        f"yes, {SHOWN}; full graphs {SHOWN}. 1, 8 at a time, 7B: no gain shown",
+        f"{SHOWN} in 1 of 2 runs; 32 at a time {SHOWN}. Full graphs: no gain shown",
+    ]
+    assert cells["a presence penalty"] == ["measure"] * 2
+    assert cells["a presence penalty, one of 128"][0] == "no gain shown"
+    assert cells["a thinking budget"] == [f"yes, {SHOWN}", "V2 refuses it"]
+    assert cells["mixed sampling: penalties, top-p, seeds, logprobs"] == ["measure"] * 2
+    assert cells["a seed each"][0] == "full graphs: no gain shown"
+    assert cells["bad words"][0] == f"7B {SHOWN}"
