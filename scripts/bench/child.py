@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from bench.errors import Fatal
-
 
 def main(pipe: Connection) -> None:
     """Start the engine, and answer each request until one is None."""
@@ -29,17 +27,13 @@ def main(pipe: Connection) -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     versions = f"vLLM {vllm.__version__}, torch {torch.__version__}, "
     versions += f"Python {platform.python_version()}"
-    try:
-        with _driver(spec) as driver:
-            gc.collect()
-            gc.freeze()
-            pipe.send({"device": device, "versions": versions})
-            while (request := pipe.recv()) is not None:
-                work, case, seed = request
-                pipe.send(getattr(driver, work)(case, seed) or {})
-    except Fatal as error:
-        pipe.send({"error": str(error)})
-        raise
+    with _driver(spec) as driver:
+        gc.collect()
+        gc.freeze()
+        pipe.send({"device": device, "versions": versions})
+        while (request := pipe.recv()) is not None:
+            work, case, seed = request
+            pipe.send(getattr(driver, work)(case, seed) or {})
 
 
 @contextlib.contextmanager

@@ -1,9 +1,5 @@
-"""Errors of the benchmarks."""
+"""The error of the benchmarks."""
 
 
 class Failure(Exception):
     """Failed step of a run; the text names the step and the remedy."""
-
-
-class Fatal(Failure):
-    """Failure after which a run measures nothing more."""

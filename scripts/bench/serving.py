@@ -22,19 +22,23 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from demo import model
 from overlay import output
 
 from bench.harness import command_line, pairs
 from bench.harness.command_line import above_0
 from bench.harness.installations import Installations
 from bench.harness.pairs import Plan, Start
-from bench.loops.rows import ENGINES
-from bench.servers import load as loads
-from bench.servers.load import CASES, Load
+from bench.loops.arguments import sizes, write
+from bench.loops.rows import ENGINES, ROWS
+from bench.servers.server import flags
 
 PAIRS = ("again/stock", "overlaid/stock", "overlaid/mrv2")
-
+#: Rows that chat completions can ask for.
+CASES = [name for name, row in ROWS.items() if not row.thinking]
+#: The case of the user's own client arguments.
+OWN = "own traffic"
+#: Seconds for the traffic of --client.
+_LONGEST = 3600.0
 
 ENVIRONMENT: Mapping[str, str] = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -49,52 +53,46 @@ ENVIRONMENT: Mapping[str, str] = {
 
 def plan(args: argparse.Namespace, installations: Installations) -> Plan:
     """Return the plan of a run; a generated model is made once for all servers."""
-    load, own = Load(args.engine, args.streams, args.model is None), args.client
-    directory = args.model.resolve() if args.model else installations.work / "model"
+    own, directory = args.client, args.model and args.model.resolve()
     front_end = "the Rust front end"
     if args.front_end == "python":
         front_end = f"{args.api_servers} API server{'s' * (args.api_servers > 1)}"
     served = " ".join(filter(None, [front_end, shlex.join(args.server)]))
-    environment, how = dict(ENVIRONMENT), "at the same time" if args.places == 2 else "in turns"
+    environment = dict(ENVIRONMENT)
     if own is not None:
         title = f"`vllm bench serve {shlex.join(own)}`, served with {served}."
+        cases = {OWN: OWN}
     else:
         environment["HF_HUB_OFFLINE"] = "1"
+        how = "at the same time" if args.places == 2 else "in turns"
         title = (
             f"Closed loop through HTTP: {args.streams} streams of chat completions by "
             f"{args.clients} client processes, windows of {args.seconds:g} s, both sides {how}, "
             f"served with {served}."
         )
-    if load.generated:
-        shape = ENGINES[args.engine]
-        model.write(directory, **{"max_position_embeddings": shape.length, **shape.model})
-        for folder in (
-            directory / "tokenizer",
-            directory,
-        ):  # the Rust front end looks in the latter
-            model.write_tokenizer(folder, shape.vocabulary, chat_template=loads.TEMPLATE)
-    flags = [] if own is not None and args.model else loads.flags(load)
-    if args.front_end == "python":
-        flags += ["--api-server-count", str(args.api_servers)]
-    if not args.gpus:
-        flags.append("--enforce-eager")
+        cases = {f"{case}, {args.streams}": case for case in args.cases}
+    given = {"api_server_count": args.api_servers} if args.front_end == "python" else {}
+    if directory:
+        name, tokenizer = directory.name, directory
+    else:
+        name, directory = ENGINES[args.engine].label, installations.work / "model"
+        tokenizer = directory / "tokenizer"
+        write(directory, args.engine)
+        given |= sizes(args.engine, args.streams)
     spec = {
         "kind": "server",
-        "load": tuple(load),
+        "engine": args.engine,
+        "streams": args.streams,
         "clients": args.clients,
         "ramp": min(args.seconds / 4, 2.0),
         "seconds": args.seconds,
         "model": str(directory),
-        "flags": [*flags, *args.server],
+        "tokenizer": str(tokenizer),
+        "flags": [*flags(given), *["--enforce-eager"] * (not args.gpus), *args.server],
         "own": own,
         "front_end": args.front_end,
     }
-    cases = {f"{case}, {args.streams}": case for case in args.cases}
-    if own is not None:
-        cases = {loads.OWN: loads.OWN}
-    label = f"{ENGINES[args.engine].label if load.generated else directory.name}, {front_end}"
-    sides = ((first, second) for first, _, second in (each.partition("/") for each in args.pairs))
-    starts = [Start(label, of, cases, spec) for of in sides]
+    starts = [Start(f"{name}, {front_end}", pair, cases, spec) for pair in args.pairs]
     # Stock's client drives every server.
     kind = "streams" if own is None else "own"
     return Plan(kind, title, environment, starts, client="stock")
@@ -112,7 +110,9 @@ def main(argv: Sequence[str]) -> int:
     """Measure, and print the table; see :func:`bench.harness.pairs.measure`."""
     devices = command_line.gpus()
     options = command_line.parser(__doc__ or "", PAIRS)
-    options.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES[:3]))
+    options.add_argument(
+        "--cases", nargs="+", choices=CASES, default=["plain", "mixed", "logprobs"]
+    )
     text = "the generated model, and the lengths of prompts and outputs (%(default)s)"
     usual = "half-b" if devices else "small"
     options.add_argument("--engine", choices=list(ENGINES), default=usual, help=text)
@@ -124,23 +124,27 @@ def main(argv: Sequence[str]) -> int:
     options.add_argument("--seconds", type=float, default=10.0, help=text)
     text = "API server processes of each side (%(default)s)"
     options.add_argument("--api-servers", type=above_0(int), default=1, help=text)
-    options.add_argument("--model", type=Path, help="a model's directory (one is generated)")
+    options.add_argument(
+        "--model", type=Path, help="a model's directory, for --client (one is generated)"
+    )
     text = "more arguments for `vllm serve`, quoted"
     options.add_argument("--server", type=_words, default=[], help=text)
     text = "arguments for `vllm bench serve`, quoted: your own dataset, rate and concurrency"
     options.add_argument("--client", type=_words, help=f"{text}, in place of the streams")
     text = "of both sides (%(default)s); on a CPU, VLLM_RUST_FRONTEND_PATH names the Rust one"
     options.add_argument("--front-end", choices=("python", "rust"), default="python", help=text)
-    text = "seconds for traffic of --client, beyond which it fails (%(default)s)"
-    options.add_argument("--timeout", type=float, default=300.0, help=text)
-    args = command_line.parse(options, argv)
+    args = options.parse_args(argv)
     if args.front_end == "rust" and args.api_servers > 1:
         options.error("--api-servers: the Rust front end is one process")
+    if args.model and not (args.model / "config.json").is_file():
+        options.error(f"--model {args.model} has no config.json; name a model's directory")
+    if args.model and args.client is None:
+        options.error("--model: your own model needs --client, which says what it is asked")
     args.streams = args.streams or ENGINES[args.engine].concurrency[0]
     args.clients = min(args.clients, args.streams)
-    if args.client is not None:
-        args.seconds = args.timeout
+    args.seconds = args.seconds if args.client is None else _LONGEST
     args.gpus = devices
+    command_line.prepare(options, args)
     return pairs.measure(args, lambda installations: plan(args, installations))
 
 

@@ -18,7 +18,7 @@ from overlay import output
 from bench.harness import command_line, pairs
 from bench.harness.installations import Installations
 from bench.harness.pairs import Plan, Start
-from bench.loops.arguments import GRAPHS
+from bench.loops.arguments import GRAPHS, write
 from bench.loops.rows import ENGINES, ROWS, SHAPES
 
 #: Noise first: two processes of one view.
@@ -41,15 +41,12 @@ def plan(args: argparse.Namespace, installations: Installations, timed: bool) ->
 
     Args:
         args: of the program.
-        installations: of the run, which get the plugin for every process of an engine.
+        installations: of the run, whose directory gets the models.
         timed: whether the engine core is in the child's process, and its steps are timed.
     """
-    plugin, caches = installations.work / "loops", installations.work / "compiled"
-    metadata = plugin / "bench_loops.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: bench-loops\n")
-    entry = "[vllm.general_plugins]\nbench_loops = bench.loops.plugin:register\n"
-    (metadata / "entry_points.txt").write_text(entry)
+    models, caches = installations.work / "models", installations.work / "compiled"
+    for name in {SHAPES[shape].engine for shape in args.shapes}:
+        write(models / name, name)
     how = "at the same time" if args.places == 2 else "in turns"
     title = f"Closed-loop traffic, {args.seconds:g} s each, both sides {how}."
     environment = {
@@ -61,11 +58,12 @@ def plan(args: argparse.Namespace, installations: Installations, timed: bool) ->
     }
     spec = {
         "kind": "timed" if timed else "served",
+        "models": str(models),
         "seconds": args.seconds,
         "ramp": min(args.seconds / 4, 2.0),
     }
     load = "steps" if timed else "traffic"
-    return Plan(load, title, environment, list(starts(args, spec)), [plugin])
+    return Plan(load, title, environment, list(starts(args, spec)))
 
 
 def starts(args: argparse.Namespace, spec: Mapping[str, Any]) -> Iterator[Start]:
@@ -77,12 +75,11 @@ def starts(args: argparse.Namespace, spec: Mapping[str, Any]) -> Iterator[Start]
     for shape in args.shapes:
         chosen.setdefault(SHAPES[shape].engine, []).append(shape)
     for pair in args.pairs:
-        first, second = pair.split("/")
         for name, shapes in chosen.items():
             engine = ENGINES[name]
             for thinking in (False, True):
                 of = [row for row in args.rows or engine.rows if ROWS[row].thinking == thinking]
-                unsupported = "mrv2" in pair and (thinking or not engine.mrv2)
+                unsupported = any("mrv2" in side for side in pair) and (thinking or not engine.mrv2)
                 cases = {
                     f"{row}, {SHAPES[shape].concurrency}": (shape, row)
                     for shape in shapes
@@ -93,7 +90,7 @@ def starts(args: argparse.Namespace, spec: Mapping[str, Any]) -> Iterator[Start]
                     label = f"{engine.label}, {graphs}"
                     label += ", thinking budget configured" * thinking
                     own = {**spec, "engine": name, "graphs": graphs, "thinking": thinking}
-                    yield Start(label, (first, second), cases, own)
+                    yield Start(label, pair, cases, own)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -119,8 +116,9 @@ def measure(argv: Sequence[str], description: str, timed: bool) -> int:
     options.add_argument("--graphs", nargs="+", choices=list(GRAPHS), help=text)
     text = "seconds of each slice (%(default)s), without its warm-up"
     options.add_argument("--seconds", type=float, default=8.0, help=text)
-    args = command_line.parse(options, argv)
+    args = options.parse_args(argv)
     args.gpus = devices
+    command_line.prepare(options, args)
     return pairs.measure(args, lambda installations: plan(args, installations, timed))
 
 

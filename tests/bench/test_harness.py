@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from bench import serving, traffic
-from bench.errors import Failure, Fatal
+from bench.errors import Failure
 from bench.harness import command_line
 from bench.harness import pairs as harness
 from bench.harness.installations import Installations
@@ -153,13 +153,10 @@ def test_no_round_begins_that_would_end_after_the_limit(
     assert "would end too late" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("kind", "later"), [(Failure, True), (Fatal, False)])
-def test_a_failure_keeps_its_log_and_costs_its_start_and_a_fatal_one_the_rest(
-    kind: type[Failure], later: bool, tmp_path: Path, measured: Run
-) -> None:
-    assert measured(failure=kind("a stream ended"))[0] == 1
+def test_a_failure_keeps_its_log_and_costs_its_start(tmp_path: Path, measured: Run) -> None:
+    assert measured(failure=Failure("a stream ended"))[0] == 1
     run = load(tmp_path / "run.json")
-    assert [one.case for one in run.slices] == ["first"] * 2 + ["second"] * 4 * later
+    assert [one.case for one in run.slices] == ["first"] * 2 + ["second"] * 4
     (problem,) = run.problems
     assert problem.startswith("first, a/b: a stream ended\n")
     assert "out of memory" in problem
@@ -181,7 +178,7 @@ pipe.send({"spec": pipe.recv()})
 while (request := pipe.recv()) is not None:
     if request == 3:
         time.sleep(60) if sys.argv[2] == "sleep" else sys.exit(7)
-    pipe.send({"error": "a stream ended"} if request == 4 else {"request": request})
+    pipe.send({"request": request})
 """
 
 
@@ -206,22 +203,18 @@ def kept() -> Iterator[Callable[[str], Kept]]:
 
 
 @pytest.mark.parametrize(
-    ("end", "last", "kind", "reason"),
-    [
-        ("sleep", 3, Failure, "no end after 0.2 s"),
-        ("exit", 3, Failure, r"the process ended \(7\)"),
-        ("", 4, Fatal, "a stream ended"),
-    ],
+    ("end", "reason"),
+    [("sleep", "no end after 0.2 s"), ("exit", r"the process ended \(7\)")],
 )
 def test_a_process_answers_until_it_fails(
-    kept: Callable[[str], Kept], end: str, last: int, kind: type[Failure], reason: str
+    kept: Callable[[str], Kept], end: str, reason: str
 ) -> None:
     child = kept(end)
     for request in (1, 2):
         child.ask(request)
         assert child.answer(60) == {"request": request}
-    child.ask(last)
-    with pytest.raises(kind, match=reason):
+    child.ask(3)
+    with pytest.raises(Failure, match=reason):
         child.answer(0.2 if end == "sleep" else 60)
 
 
@@ -297,7 +290,6 @@ def test_places_share_no_core_and_leave_none_out() -> None:
         ("overlaid", "overlaid", {}),
         ("overlaid=-fixes", "overlaid", {"VLLM_READINESS": "-fixes"}),
         ("overlaid-mrv2", "overlaid", {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
-        ("probed", "overlaid", {"VLLM_READINESS_PROBE": "SET"}),
     ],
 )
 def test_sides_differ_in_installation_runner_and_switch(
@@ -321,8 +313,6 @@ def test_sides_differ_in_installation_runner_and_switch(
         assert env["PYTHONPATH"].startswith(f"{tmp_path / (client or origin)}:{tmp_path}:")
         assert (env["CUDA_VISIBLE_DEVICES"], env["SET"]) == ("5", "1")
         given = {"VLLM_USE_V2_MODEL_RUNNER": "0", **variables}
-        if side == "probed":
-            given["VLLM_READINESS_PROBE"] = str(tmp_path / "log.probe")
         found = {name: env.get(name) for name in given}
         assert found == given
 
@@ -414,8 +404,10 @@ def test_ctrl_c_while_views_are_made_says_so_in_a_line(tmp_path: Path) -> None:
 def test_arguments_that_cannot_work_are_refused_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, out = tmp_path / "file", tmp_path / "out"
+    file, out, model = (tmp_path / name for name in ("file", "out", "model"))
     file.touch()
+    model.mkdir()
+    (model / "config.json").touch()
     here = ["--site", str(sites.UPSTREAM), "--out", str(out)]
     for program, arguments, sentence in (
         (traffic, [*here, "--out", str(file)], f"--out {file}: "),
@@ -428,6 +420,7 @@ def test_arguments_that_cannot_work_are_refused_at_once(
         (traffic, [*here, "--pairs", "stock=-fixes/overlaid"], "is not a pair"),
         (traffic, [*here, "--pairs", "overlaid=-fixes/stock", "a/b/c"], "'a/b/c' is not a pair"),
         (serving, [*here, "--model", str(tmp_path)], "has no config.json; name a model's"),
+        (serving, [*here, "--model", str(model)], "--model: your own model needs --client"),
         (serving, [*here, "--client=--a 'b"], "--client: No closing quotation"),
     ):
         with pytest.raises(SystemExit) as ended:
@@ -440,12 +433,13 @@ def test_arguments_that_cannot_work_are_refused_at_once(
 def test_the_environment_spoils_no_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left_out = ("VLLM_PLUGINS", "VLLM_READINESS_PROBE", "VLLM_READINESS_SYNC_GUARD")
+    left_out = ("VLLM_READINESS_PROBE", "VLLM_READINESS_SYNC_GUARD")
     for name in (*left_out, "VLLM_READINESS"):
         monkeypatch.setenv(name, "off")
     monkeypatch.setattr(command_line, "end_on_signals", lambda: None)
     argv = ["--site", str(sites.UPSTREAM), "--out", str(tmp_path)]
-    command_line.parse(command_line.parser("A benchmark.", traffic.PAIRS), argv)
+    options = command_line.parser("A benchmark.", traffic.PAIRS)
+    command_line.prepare(options, options.parse_args(argv))
     assert not os.environ.keys() & {*left_out}
     assert os.environ["VLLM_READINESS"] == "off"
     lines = capsys.readouterr().err.splitlines()

@@ -26,7 +26,9 @@ def test_the_interpreter_is_the_one_behind_a_shim(
     (tmp_path / ".python-version").write_text("")
     monkeypatch.chdir(tmp_path)
     argv = ["--site", str(site), "--python", "./python", "--out", str(tmp_path / "out")]
-    args = command_line.parse(command_line.parser("A benchmark.", []), argv)
+    options = command_line.parser("A benchmark.", [])
+    args = options.parse_args(argv)
+    command_line.prepare(options, args)
     assert (args.site, args.python) == (site, sys.executable)
 
 

@@ -6,13 +6,13 @@ import json
 import os
 import platform
 import signal
-import string
 import subprocess
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +20,10 @@ from typing import Any
 
 import pytest
 from bench import serving
-from bench.errors import Fatal
+from bench.errors import Failure
 from bench.run import Run, load
 from bench.servers import server
-from bench.servers.client import Clients, Reply, Window
-from bench.servers.load import CASES, Load, client_arguments, request, server_arguments
+from bench.servers.client import Clients, Reply, Window, request
 from demo import model
 from support import forked, rust
 from support.asynchronous import announce
@@ -36,7 +35,6 @@ from vllm.benchmarks.serve import add_cli_args
 
 #: One round of the smallest size.
 TINY = ("--engine", "tiny", "--rounds", "1", "--pairs", "overlaid/stock", "--seconds", "2")
-LOAD = Load("tiny", 4, generated=True)
 #: Figures of a window that are above 0, whatever the machine.
 FIGURES = ("tokens/s", "chunks/s", "TTFT p50", "TTFT p99", "API server us/chunk")
 
@@ -123,31 +121,25 @@ def test_own_traffic_is_driven_with_the_servers_own_flags(tmp_path: Path, mark: 
     assert gone(mark)
 
 
-def test_own_arguments_go_before_ours_where_they_may() -> None:
-    flags = ["--max-num-seqs", "7"]
-    line = server_arguments("model", "tokenizer", 8000, flags)
-    assert line[line.index("--tokenizer") + 2 :][: len(flags)] == flags
-    assert "--max-model-len" not in line
+def test_a_seed_of_the_user_s_own_is_taken() -> None:
     seeds = []
     for words in ([], ["--seed", "5"]):
-        client = client_arguments("model", "tokenizer", "http://there", 3, words)
+        spec = {"model": "model", "tokenizer": "tokenizer", "own": words}
         parser = argparse.ArgumentParser()
         add_cli_args(parser)
-        seeds.append(parser.parse_args(client).seed)
+        seeds.append(parser.parse_args(server.client_arguments(spec, "http://there", 3)).seed)
     assert seeds == [3, 5]
 
 
 def test_requests_are_drawn_by_seed_and_differ_by_stream_number_and_case() -> None:
-    drawn = [request(LOAD, "plain", 1, stream, n) for stream in range(4) for n in range(3)]
+    drawn = [request("tiny", "plain", 1, stream, n) for stream in range(4) for n in range(3)]
     assert len({one["messages"][0]["content"] for one in drawn}) == len(drawn)
-    assert request(LOAD, "plain", 1, 0, 0) == drawn[0] != request(LOAD, "plain", 2, 0, 0)
-    mixed = [request(LOAD, "mixed", 1, stream, 1) for stream in range(4)]
+    assert request("tiny", "plain", 1, 0, 0) == drawn[0] != request("tiny", "plain", 2, 0, 0)
+    mixed = [request("tiny", "mixed", 1, stream, 1) for stream in range(4)]
     assert [one.get("top_logprobs") for one in mixed] == [5] * 4
     assert [one.get("presence_penalty") for one in mixed] == [0.5, None, None, None]
     words = mixed[0]["messages"][0]["content"].split()
     assert all(word[0] == "t" and 9 <= int(word[1:]) < 1024 for word in words)
-    own = request(LOAD._replace(generated=False), "plain", 1, 0, 1)["messages"][0]["content"]
-    assert {*own} <= {*string.ascii_lowercase, " "}
 
 
 def event(text: str, **more: Any) -> bytes:
@@ -160,33 +152,29 @@ USAGE = b'data: {"choices": [], "usage": {"completion_tokens": 3}}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
-def reply(*pieces: bytes, window: Window, at: float = 0.0) -> None:
-    """Read a reply of 3 tokens whose pieces arrive a second after one another."""
-    read = Reply({"max_tokens": 3}, window, generated=True)
+def reply(*lines: bytes, window: Window, at: float = 0.0) -> None:
+    """Read a reply of 3 tokens whose lines arrive a second after one another."""
+    read = Reply(3, window)
     read._last = at
-    for second, piece in enumerate(pieces, 1):
-        read.feed(piece, at + second)
-    read.end(at + len(pieces))
+    for second, line in enumerate(lines, 1):
+        read.take(line, at + second)
+    read.end(at + len(lines))
 
 
 def test_chunks_and_tokens_count_in_the_window_in_which_they_arrive() -> None:
     window = Window(1.5, 9.5)
-    pieces = (event(""), event("t1 t2"), b"", event(" t3") + USAGE + DONE)
-    reply(*pieces, window=window)  # the first token after 2 s, the last one 2 s later
-    reply(*pieces, window=window, at=6.0)  # ends after the window
-    reply(*pieces, window=window, at=-1.0)  # begins before it
-    reply(*pieces, window=window, at=-4.0)  # ends before it
+    lines = (event(""), event("t1 t2"), b": alive\n", event(" t3"), USAGE, DONE)
+    reply(*lines, window=window)  # the first token after 2 s, the last one 2 s later
+    reply(*lines, window=window, at=6.0)  # ends after the window
+    reply(*lines, window=window, at=-1.0)  # begins before it
+    reply(*lines, window=window, at=-5.0)  # ends before it
     assert window.firsts == [2.0, 2.0]
     assert window.gaps == [2.0, 2.0]
     assert (window.tokens, window.requests) == (2 + 1 + 2 + 1, 2)
-    whole = pieces[1]
-    split = Window(0.0, 9.0)
-    reply(event(""), whole[:20], whole[20:] + event(" t3") + USAGE + DONE, window=split)
-    assert (split.firsts, split.gaps, split.tokens) == ([3.0], [0.0], 3)
 
 
 @pytest.mark.parametrize(
-    ("pieces", "message"),
+    ("lines", "message"),
     [
         ((event("t1 t2"), event(" t3"), USAGE), r"3 expected, without \[DONE\]"),
         ((event("t1 t2"), USAGE, DONE), "2 tokens in its chunks, 3 by its usage and 3 expected"),
@@ -194,17 +182,17 @@ def test_chunks_and_tokens_count_in_the_window_in_which_they_arrive() -> None:
         ((event("t1"), b'data: {"error": {"message": "no"}}\n\n'), 'has an error: .*"no"'),
     ],
 )
-def test_a_stream_that_is_not_whole_is_fatal(pieces: tuple[bytes, ...], message: str) -> None:
-    with pytest.raises(Fatal, match=message):
-        reply(*pieces, window=Window(0.0, 9.0))
+def test_a_stream_that_is_not_whole_is_an_error(lines: tuple[bytes, ...], message: str) -> None:
+    with pytest.raises(Failure, match=message):
+        reply(*lines, window=Window(0.0, 9.0))
 
 
 def test_figures_are_those_of_the_whole_window() -> None:
-    window = Window(10.0, 14.0, tokens=800, requests=8, used=200, counted=100, cpu=[1.0, 2.0])
+    window = Window(10.0, 14.0, tokens=1600, requests=8, cpu=[1.0, 2.0])
     window.add(Window(10.0, 14.0, [0.5] * 4, [n / 1000 for n in range(396)], cpu=[1.0]))
     found = server.figures(window, {"API server 0": 0.5, "API server 1": 0.25, "workers": 1.0})
     assert found == {
-        "tokens/s": 400.0,  # each chunk had two tokens
+        "tokens/s": 400.0,
         "requests/s": 2.0,
         "chunks/s": 100.0,
         **{"TTFT p50": 500.0, "TTFT p99": 500.0, "gap p50": 198.0, "gap p99": 392.0},
@@ -241,18 +229,19 @@ def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
             server.shutdown()
 
 
-def test_a_client_process_that_ends_and_a_refused_request_are_fatal(
+def test_a_client_process_that_ends_and_a_refused_request_are_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with served(Endless) as url:
-        clients = Clients(url, LOAD, 2)
-        running = clients.begin("plain", 1, time.monotonic() + 60, time.monotonic() + 120)
+        clients = Clients(url, "tiny", 4, 2)
+        now = time.monotonic()
+        running = clients.begin("plain", 1, Window(now + 60, now + 120))
         os.kill(next(iter(clients._pool._processes)), signal.SIGKILL)
-        with pytest.raises(Fatal, match="a client process has ended"):
+        with pytest.raises(BrokenProcessPool):
             clients.wait(running, 60)
         monkeypatch.setattr(Endless, "refuses", True)
-        with pytest.raises(Fatal, match="refused with HTTP status 400"):
-            Clients(url, LOAD, 2).warm_up("plain", 1)
+        with pytest.raises(Failure, match="refused with HTTP status 400"):
+            Clients(url, "tiny", 4, 2).warm_up("plain", 1)
 
 
 #: A result of `vllm bench serve` for 4 requests of 3 tokens.
@@ -277,9 +266,9 @@ def test_bursts_limit_own_traffic(changes: dict[str, Any], limits: list[str]) ->
     assert server.read_own(RESULT | changes)["limits"] == limits
 
 
-def test_a_request_of_own_traffic_that_fails_is_fatal() -> None:
+def test_a_request_of_own_traffic_that_fails_is_an_error() -> None:
     errors = ["", "Traceback\n  ...\nConnectionError: gone\n", "", ""]
-    with pytest.raises(Fatal, match="request 1 failed: ConnectionError: gone"):
+    with pytest.raises(Failure, match="request 1 failed: ConnectionError: gone"):
         server.read_own(RESULT | {"errors": errors})
 
 
@@ -295,18 +284,18 @@ class Health(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("well", [True, False])
-def test_a_server_that_ends_within_its_traffic_is_fatal(
+def test_a_server_that_ends_within_its_traffic_is_an_error(
     well: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reply that was cut is a whole one to vLLM's client, which is not run here."""
     monkeypatch.setattr("vllm.benchmarks.serve.main", lambda _: RESULT)
     monkeypatch.setattr(Health, "well", well)
     made: Any = server.Server.__new__(server.Server)
-    made._spec, made._process = {"own": [], "model": "m"}, SimpleNamespace(pid=os.getpid())
-    made._tokenizer = "t"
+    made._spec = {"own": [], "model": "m", "tokenizer": "t"}
+    made._process = SimpleNamespace(pid=os.getpid())
     expected: Any = contextlib.nullcontext()
     if not well:
-        expected = pytest.raises(Fatal, match="the server has not outlived 'own traffic'")
+        expected = pytest.raises(Failure, match="the server has not outlived 'own traffic'")
     with served(Health) as made._url, expected:
         assert made.measure("own traffic", 1)["figures"]["tokens/s"] == 2.0
 
@@ -318,8 +307,8 @@ from pathlib import Path
 from bench.servers import server
 sys.executable = sys.argv[1]
 server._GRACE = 0.5
-spec = {"load": ["tiny", 4, True], "model": "model", "flags": [], "front_end": "python"}
-server.Server({**spec, "path": "", "memory": 0.4, "clients": 1})
+spec = {"model": "model", "tokenizer": "model", "flags": [], "front_end": "python"}
+server.Server({**spec, "path": "", "memory": 0.4})
 """
 STUBBORN = """#!/bin/sh
 trap '' TERM
@@ -355,27 +344,27 @@ def test_a_server_ends_with_the_process_that_drives_it(
 
 def test_servers_are_started_as_the_options_say(tmp_path: Path) -> None:
     args = argparse.Namespace(
-        **{"pairs": ["overlaid/stock", "again/stock"], "cases": [*CASES], "engine": "tiny"},
-        **{"model": UPSTREAM, "client": None, "server": ["--max-num-seqs", "7"], "places": 1},
-        **{"streams": 4, "clients": 2, "seconds": 2.0, "api_servers": 3, "gpus": []},
-        front_end="python",
+        **{"pairs": [("overlaid", "stock"), ("again", "stock")], "cases": ["plain", "mixed"]},
+        **{"model": UPSTREAM, "client": ["--num-prompts", "4"], "places": 1, "engine": "tiny"},
+        **{"server": ["--max-num-seqs", "7"], "front_end": "python", "api_servers": 3},
+        **{"streams": 4, "clients": 2, "seconds": 2.0, "gpus": []},
     )
     views: Any = SimpleNamespace(work=tmp_path)
     plan = serving.plan(args, views)
-    assert (plan.client, plan.load) == ("stock", "streams")
-    assert [start.sides for start in plan.starts] == [("overlaid", "stock"), ("again", "stock")]
+    assert (plan.client, plan.load) == ("stock", "own")
+    assert [start.sides for start in plan.starts] == args.pairs
     start = plan.starts[0]
     assert start.engine == f"{UPSTREAM.resolve().name}, 3 API servers"
-    assert start.cases["mixed, 4"] == "mixed"
-    flags = ["--api-server-count", "3", "--enforce-eager", "--max-num-seqs", "7"]
-    assert start.spec["flags"][-5:] == flags
-    assert "dummy" not in start.spec["flags"]
-    assert Load(*start.spec["load"]) == LOAD._replace(generated=False)
-    args.model, args.client, args.front_end = None, ["--num-prompts", "4"], "rust"
+    assert start.cases == {"own traffic": "own traffic"}
+    flags = ["--api-server-count=3", "--enforce-eager", "--max-num-seqs", "7"]
+    assert start.spec["flags"] == flags
+    args.model, args.client, args.front_end = None, None, "rust"
     plan = serving.plan(args, views)
-    assert (plan.load, plan.starts[0].engine) == ("own", "tiny, the Rust front end")
-    assert plan.starts[0].cases == {"own traffic": "own traffic"}
-    assert "dummy" in plan.starts[0].spec["flags"]
+    assert (plan.load, plan.starts[0].engine) == ("streams", "tiny, the Rust front end")
+    assert plan.starts[0].cases == {"plain, 4": "plain", "mixed, 4": "mixed"}
+    flags = plan.starts[0].spec["flags"]
+    assert flags[-3:] == ["--enforce-eager", "--max-num-seqs", "7"]
+    assert {"--load-format=dummy", "--max-num-seqs=4"} <= {*flags}
     assert (tmp_path / "model" / "tokenizer" / "tokenizer.json").exists()
 
 

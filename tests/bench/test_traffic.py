@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench import thinking, traffic
-from bench.loops.rows import ENGINES, ROWS, SHAPES, Request, Source
+from bench import traffic
+from bench.loops.rows import ENGINES, MARKERS, ROWS, SHAPES, Request, request
 from bench.loops.timed import CHANGED, MIXED, SAME, Clock
 from bench.run import Run, load
 from support import forked
@@ -21,7 +21,6 @@ from support.benches import bench
 from support.sites import REPO
 from support.slow_fixes import SLOWER, slow
 from vllm import SamplingParams
-from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 SIDES = ("overlaid", "overlaid=-fixes")
 
@@ -62,7 +61,7 @@ def test_a_planted_cost_is_found_in_its_part_of_every_kind_of_step(measure: Any)
 
 @pytest.mark.slow
 def test_sides_that_run_at_the_same_time_exchange_places(measure: Any) -> None:
-    rows = ("plain", "grammars")
+    rows = ("plain", "grammars", "bad-words")
     run = measure("--rows", *rows, "--places", "2", "--seconds", "1")
     cases = [f"{row}, 4" for row in rows]
     assert [(one.case, one.order) for one in run.slices] == [*itertools.product(cases, (0, 1))]
@@ -145,8 +144,8 @@ def test_the_model_s_own_work_is_not_the_host_s() -> None:
 
 def requests(row: str, count: int = 3, seed: int = 1, shape: str = "tiny-4") -> list[list[Request]]:
     """The first requests of each place, places first."""
-    source = Source(SHAPES[shape], row, seed)
-    return [[source.following(place) for _ in range(count)] for place in range(source.concurrency)]
+    places = range(SHAPES[shape].concurrency)
+    return [[request((shape, row), seed, place, n) for n in range(count)] for place in places]
 
 
 def shown(sent: Sequence[Sequence[Request]]) -> list[Any]:
@@ -154,12 +153,8 @@ def shown(sent: Sequence[Sequence[Request]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_requests_do_not_depend_on_the_order_in_which_places_send_them(row: str) -> None:
-    source = Source(SHAPES["tiny-4"], row, 1)
-    turned = [[source.following(place) for place in (3, 2, 1, 0)] for _ in range(3)]
-    by_place = [list(of) for of in zip(*turned, strict=True)][::-1]
-    assert shown(by_place) == shown(requests(row))
-    assert shown(requests(row, seed=2)) != shown(requests(row))
+def test_requests_are_drawn_by_seed_place_and_number(row: str) -> None:
+    assert shown(requests(row)) == shown(requests(row)) != shown(requests(row, seed=2))
     prompts = [one.prompt["prompt_token_ids"] for of in requests(row) for one in of]
     assert len({*map(tuple, prompts)}) == len(prompts)
 
@@ -187,28 +182,20 @@ def test_rows_ask_for_what_they_are_named_after() -> None:
     assert asking("one-presence", "presence_penalty") == 1
     assert asking("grammars", "structured_outputs") == 13
     assert asking("seeded", "seed") == asking("logprobs", "logprobs") == 128
-    assert asking("bad-words", "_bad_words_token_ids") == 128
+    assert asking("bad-words", "bad_words") == 128
     assert asking("greedy", "temperature") == 128
     assert all(asking("mixed", name) for name in ("logprobs", "top_p", "top_k", "seed", "min_p"))
     for (one,) in requests("thinking", 1):
-        assert one.prompt["prompt_token_ids"][-2:] == thinking.START
+        assert " ".join(f"t{n}" for n in one.prompt["prompt_token_ids"][-2:]) == MARKERS[0]
         assert 0 < (one.sampling.thinking_token_budget or 0) <= (one.sampling.max_tokens or 0)
     seeds = {one.sampling.seed for of in requests("seeded") for one in of}
     assert len(seeds) == 12
 
 
-def test_bad_words_reach_the_engine_core() -> None:
-    sampling = requests("bad-words")[0][0].sampling
-    assert sampling._bad_words_token_ids
-    sent = MsgpackDecoder(SamplingParams).decode(MsgpackEncoder().encode(sampling))
-    assert sent._bad_words_token_ids == sampling._bad_words_token_ids
-    assert [len(word) for word in sent._bad_words_token_ids] == [3, 2, 1, 2, 1]
-
-
 def test_model_runner_v2_is_given_what_it_supports() -> None:
     args = argparse.Namespace(
         shapes=["half-b-128", "half-b-32", "hybrid-64"],
-        pairs=["overlaid/stock", "overlaid/mrv2"],
+        pairs=[("overlaid", "stock"), ("overlaid", "mrv2")],
         rows=None,
         graphs=["piecewise"],
         gpus=["0"],
@@ -240,16 +227,7 @@ def test_graphs_are_those_of_the_engine_unless_they_are_named(
 ) -> None:
     shapes = ["half-b-128", "hybrid-64"]
     args = argparse.Namespace(
-        shapes=shapes, pairs=["overlaid/stock"], rows=["plain"], graphs=None, gpus=gpus
+        shapes=shapes, pairs=[("overlaid", "stock")], rows=["plain"], graphs=None, gpus=gpus
     )
     found = [start.engine for start in traffic.starts(args, {})]
     assert found[: len(abouts)] == abouts
-
-
-def test_the_engine_takes_the_markers_without_a_tokenizer() -> None:
-    config = thinking.config()
-    model: Any = None
-    config.initialize_token_ids(model)
-    assert config.enabled
-    assert config.reasoning_start_token_ids == thinking.START
-    assert config.reasoning_end_token_ids == thinking.END

@@ -19,12 +19,11 @@ from bench.harness.installations import ROOT
 
 #: Variables that are kept from the measured processes, and why.
 LEFT_OUT = {
-    "VLLM_PLUGINS": "it would keep the probe, or its like, from the sides",
-    "VLLM_READINESS_PROBE": "every process would write to one file; each gets its own",
+    "VLLM_READINESS_PROBE": "it slows the overlaid side alone",
     "VLLM_READINESS_SYNC_GUARD": "it slows the overlaid side alone",
 }
-#: Sides by name; "again" is stock once more, and "probed" the overlay with the probe on.
-NAMES = ("stock", "again", "mrv2", "overlaid-mrv2", "probed", "overlaid")
+#: Sides by name; "again" is stock once more.
+NAMES = ("stock", "again", "mrv2", "overlaid-mrv2", "overlaid")
 _SIDE = rf"{'|'.join(NAMES)}|overlaid=[^/]+"
 
 
@@ -44,7 +43,7 @@ def parser(description: str, pairs: Sequence[str]) -> argparse.ArgumentParser:
     options.add_argument("--rounds", type=above_0(int), default=5, help=text)
     text = "seconds: begin no round that would end later, judged by the rounds so far"
     options.add_argument("--limit", type=above_0(float), default=float("inf"), help=text)
-    usual = [each for each in pairs if gpus() or "mrv2" not in each]
+    usual = [pair(each) for each in pairs if gpus() or "mrv2" not in each]
     text = f"sides to compare, of {', '.join(NAMES)} and overlaid=VALUE"
     options.add_argument("--pairs", nargs="+", type=pair, metavar="A/B", default=usual, help=text)
     text = "1: the sides take turns; 2: at the same time, on halves of the cores (%(default)s)"
@@ -53,15 +52,14 @@ def parser(description: str, pairs: Sequence[str]) -> argparse.ArgumentParser:
     return options
 
 
-def parse(options: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments, and set up this process for a run.
+def prepare(options: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Set up this process for a run.
 
     The installation that is named or active becomes ``site`` and ``python``, and ``out`` is made.
-    The program ends with a usage error if there is no such installation or model, or if ``out``
-    cannot be written to. SIGTERM and SIGHUP end the process from then on as
+    The program ends with a usage error if there is no such installation, or if ``out`` cannot
+    be written to. SIGTERM and SIGHUP end the process from then on as
     :func:`end_on_signals` says, and the variables of :data:`LEFT_OUT` are gone.
     """
-    args = options.parse_args(argv)
     try:
         named = cli.installation(args)
     except OverlayError as error:
@@ -69,8 +67,6 @@ def parse(options: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Nam
     args.site = named.site
     # Not resolved: an environment's interpreter is a link.
     args.python = str(named.interpreter or sys.executable)
-    if vars(args).get("model") and not (args.model / "config.json").is_file():
-        options.error(f"--model {args.model} has no config.json; name a model's directory")
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d-%H%M%S")
     args.out = args.out or ROOT / "build" / "bench" / now
     try:
@@ -85,7 +81,6 @@ def parse(options: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Nam
         text = f"bench: VLLM_READINESS={switch} is kept: the overlaid side runs with it"
         print(text, file=sys.stderr)
     end_on_signals()
-    return args
 
 
 def end_on_signals() -> None:
@@ -105,14 +100,14 @@ def gpus() -> list[str]:
     return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
 
 
-def pair(text: str) -> str:
-    """Return a pair of sides as it was given; for argparse."""
-    if not re.fullmatch(f"({_SIDE})/(?!\\1$)({_SIDE})", text):
+def pair(text: str) -> tuple[str, str]:
+    """Return the two sides of "A/B"; for argparse."""
+    if not (found := re.fullmatch(f"({_SIDE})/(?!\\1$)({_SIDE})", text)):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a pair; give A/B of {', '.join(NAMES)}, or overlaid=VALUE "
             "(of VLLM_READINESS)"
         )
-    return text
+    return found[1], found[2]
 
 
 def above_0(kind: Callable[[str], float]) -> Callable[[str], float]:

@@ -65,17 +65,10 @@ class Installations:
             if code != 0 or Path(origin).parents[1] != view:
                 raise Failure(f"{python} does not import vLLM from the {side} side: {origin}")
 
-    def path(self, side: str, *more: Path) -> str:
-        """Return the PYTHONPATH of a side's processes.
-
-        Args:
-            side: the installation that they import.
-            more: further entries; ``scripts`` always is one.
-        """
+    def path(self, side: str) -> str:
+        """Return the PYTHONPATH of processes that import this side."""
         inherited = filter(None, [os.environ.get("PYTHONPATH")])
-        return os.pathsep.join(
-            [*map(str, (self.views[side], self.site, *more, SCRIPTS)), *inherited]
-        )
+        return os.pathsep.join([*map(str, (self.views[side], self.site, SCRIPTS)), *inherited])
 
     def start(
         self,
@@ -83,7 +76,6 @@ class Installations:
         arguments: Sequence[str],
         log: Path,
         environment: Mapping[str, str],
-        paths: Sequence[Path] = (),
         **more: Any,
     ) -> subprocess.Popen[bytes]:
         """Start Python on one side, in a session of its own; end it with :func:`end`.
@@ -93,11 +85,10 @@ class Installations:
             arguments: of the interpreter.
             log: gets stdout and stderr.
             environment: variables to set.
-            paths: further PYTHONPATH entries.
             more: of Popen, such as the working directory.
         """
         # Without the latter, -m looks for vllm in the current directory first.
-        python = {"PYTHONPATH": self.path(side, *paths), "PYTHONSAFEPATH": "1"}
+        python = {"PYTHONPATH": self.path(side), "PYTHONSAFEPATH": "1"}
         with log.open("wb") as sink:
             return subprocess.Popen(
                 [self.python, *arguments],

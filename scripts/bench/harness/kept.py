@@ -9,7 +9,7 @@ from collections.abc import Callable
 from multiprocessing import Pipe
 from typing import Any
 
-from bench.errors import Failure, Fatal
+from bench.errors import Failure
 
 #: Seconds between two looks at the process, which may leave the pipe open to its own children.
 _PERIOD = 0.5
@@ -39,7 +39,6 @@ class Kept:
 
         Raises:
             Failure: the process has ended, or takes longer than ``timeout`` seconds.
-            Fatal: the answer is an error.
         """
         deadline = time.monotonic() + timeout
         while not self._pipe.poll(_PERIOD):
@@ -55,6 +54,4 @@ class Kept:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_PERIOD)
             raise Failure(f"the process ended ({self.process.poll()})")
-        if "error" in answer:
-            raise Fatal(answer["error"])
         return answer

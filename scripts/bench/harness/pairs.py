@@ -23,7 +23,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from bench.errors import Failure, Fatal
+from bench.errors import Failure
 from bench.harness.installations import ROOT, Installations, end, installed
 from bench.harness.kept import Kept
 from bench.markdown import markdown
@@ -69,7 +69,6 @@ class Plan:
         title: a sentence on the load.
         environment: variables of every child.
         starts: in order.
-        paths: further PYTHONPATH entries of the children.
         client: the installation that every child imports; None for its side's own.
     """
 
@@ -77,7 +76,6 @@ class Plan:
     title: str
     environment: Mapping[str, str]
     starts: Sequence[Start]
-    paths: Sequence[Path] = ()
     client: str | None = None
 
 
@@ -135,7 +133,7 @@ class Measurement:
         return int(bool(self.run.problems)) if self.run.complete else 130
 
     def _measure(self) -> None:
-        """Measure each start; one that fails leaves a problem, and a fatal error ends all."""
+        """Measure each start; one that fails leaves a problem."""
         for start in self.plan.starts:
             about = f"{start.engine}, {'/'.join(start.sides)}"
             if self._is_late(sum(self._longest.values()), about):
@@ -153,8 +151,6 @@ class Measurement:
             except Failure as error:
                 self.run.problems.append(str(error))
                 print(error, file=sys.stderr, flush=True)
-                if isinstance(error, Fatal):
-                    return
 
     def _is_late(self, seconds: float, about: str) -> bool:
         late: bool = time.monotonic() - self._began + seconds > self.args.limit
@@ -171,7 +167,6 @@ class Measurement:
 
         Raises:
             Failure: a process failed, or took too long; its log is kept.
-            Fatal: an answer is an error.
         """
         engines: dict[tuple[str, int], Kept] = {}
         logs: list[Path] = []
@@ -193,7 +188,7 @@ class Measurement:
                     each.process.wait(_END)
         except Failure as error:
             tails = [f"{shutil.copy(log, self.args.out)}:\n{_tail(log)}" for log in logs]
-            raise type(error)("\n".join([f"{about}: {error}", *tails])) from error
+            raise Failure("\n".join([f"{about}: {error}", *tails])) from error
         finally:
             for each in engines.values():
                 end(each.process)
@@ -203,21 +198,17 @@ class Measurement:
         share = len(self.args.gpus) // self.args.places
         devices = ",".join(self.args.gpus[place * share :][:share])
         base, _, switch = side.partition("=")
-        imported = "overlaid" if base in ("overlaid", "overlaid-mrv2", "probed") else "stock"
+        imported = "overlaid" if base.startswith("overlaid") else "stock"
         environment = {
             **self.plan.environment,
             "VLLM_USE_V2_MODEL_RUNNER": str(int(base.endswith("mrv2"))),
             **({"VLLM_READINESS": switch} if switch else {}),
-            **(
-                {"VLLM_READINESS_PROBE": str(log.with_suffix(".probe"))} if base == "probed" else {}
-            ),
             **({"CUDA_VISIBLE_DEVICES": devices} if devices else {}),
         }
         spec = {
             **start.spec,
             "cores": list(own),
             "memory": 0.4,  # of the GPU's; the other side has as much
-            "home": str(log.with_suffix(".model")),
             "path": self.installations.path(imported),
         }
 
@@ -227,7 +218,6 @@ class Measurement:
                 ["-m", "bench.child", str(descriptor)],
                 log,
                 environment,
-                self.plan.paths,
                 pass_fds=[descriptor],
             )
 

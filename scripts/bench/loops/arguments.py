@@ -1,4 +1,4 @@
-"""Arguments of vLLM for an engine of :mod:`bench.loops.rows`."""
+"""Models and arguments of vLLM for an engine of :mod:`bench.loops.rows`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 from demo import model
 
-from bench import thinking
-from bench.loops.rows import ENGINES
+from bench.loops.rows import ENGINES, MARKERS
 from bench.models import memory
 
 #: Graphs to vLLM's compilation config. The eager backend has production's graphs without the
@@ -22,34 +21,56 @@ GRAPHS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+#: The tokenizer takes each word as a token.
+_TEMPLATE = "{% for each in messages %}{{ each['content'] }} {% endfor %}"
+
+
+def write(directory: Path, name: str) -> None:
+    """Write the model of an engine, and its tokenizer into the folder ``tokenizer``.
+
+    The Rust front end takes a tokenizer beside the model alone.
+    """
+    engine = ENGINES[name]
+    model.write(directory, **{"max_position_embeddings": engine.length, **engine.model})
+    for folder in (directory / "tokenizer", directory):
+        model.write_tokenizer(folder, engine.vocabulary, chat_template=_TEMPLATE)
+
+
+def sizes(name: str, requests: int = 0) -> dict[str, Any]:
+    """Return the arguments of an engine that is to have this many requests at a time."""
+    engine = ENGINES[name]
+    return {
+        "seed": 0,
+        "load_format": "dummy",
+        "max_model_len": engine.length,
+        "max_num_seqs": max(requests, *engine.concurrency),
+        "max_num_batched_tokens": 8192,
+    }
+
+
 def arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Write an engine's model, and return the engine's arguments.
+    """Return the arguments of an engine.
 
     Args:
         spec: of :mod:`bench.child`: "engine", a name of :data:`bench.loops.rows.ENGINES`;
-            "graphs", a name of :data:`GRAPHS`; "thinking", whether the engine knows the markers of
-            :mod:`bench.thinking`; "home", the model's directory; and the share of "memory".
+            "models", the directory of its model's; "graphs", a name of :data:`GRAPHS`; "thinking",
+            whether the engine knows the markers of thinking; and the share of "memory".
     """
+    from vllm.config.reasoning import ReasoningConfig
     from vllm.platforms import current_platform
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-    engine = ENGINES[spec["engine"]]
-    home = model.write(
-        Path(spec["home"]), **{"max_position_embeddings": engine.length, **engine.model}
-    )
+    directory, (start, end) = Path(spec["models"]) / spec["engine"], MARKERS
+    known = ReasoningConfig(reasoning_start_str=start, reasoning_end_str=end)
     # For the executor's name vLLM starts another process on a CPU.
     alone = {"distributed_executor_backend": UniProcExecutor} if current_platform.is_cpu() else {}
     return {
-        "load_format": "dummy",
-        "skip_tokenizer_init": True,
-        "model": str(home),
-        "seed": 0,
-        "max_model_len": engine.length,
-        "max_num_seqs": max(engine.concurrency),
-        "max_num_batched_tokens": 8192,
+        **sizes(spec["engine"]),
+        "model": str(directory),
+        "tokenizer": str(directory / "tokenizer"),
         **memory(spec["memory"]),
         "disable_log_stats": True,
         "compilation_config": dict(GRAPHS[spec["graphs"]]),
-        "reasoning_config": thinking.config() if spec["thinking"] else None,
+        "reasoning_config": known if spec["thinking"] else None,
         **alone,
     }

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bench import grammars, thinking
+from demo import model
+
 from bench.models import HALF_B, HYBRID, SEVEN_B, SMALL
 
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ _FIRST = 9
 _BAD_WORDS = (3, 2, 1, 2, 1)
 #: Tokens that a warm-up request generates.
 _WARMUP = 4
+#: Text and tokens of the markers of thinking.
+MARKERS, _START = ("t5 t6", "t7 t8"), [5, 6]
+#: All words of the generated model but one, for as long as tokens are asked for.
+_GRAMMAR = 'root ::= "t" [1-9] [0-9]* root'
 
 
 class Engine(NamedTuple):
@@ -31,7 +35,6 @@ class Engine(NamedTuple):
     Attributes:
         label: its name in reports.
         model: fields of config.json that differ from the demo's model.
-        vocabulary: number of its tokens.
         concurrency: numbers of requests in flight that it is measured with.
         rows: names of the rows that are measured by default.
         mrv2: whether Model Runner V2 supports the model.
@@ -43,7 +46,6 @@ class Engine(NamedTuple):
 
     label: str
     model: Mapping[str, Any]
-    vocabulary: int
     concurrency: tuple[int, ...]
     rows: Sequence[str]
     mrv2: bool = True
@@ -51,6 +53,11 @@ class Engine(NamedTuple):
     prompt: int = 100
     output: int = 200
     length: int = 4096
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of the model's tokens; the text of token 17 is "t17"."""
+        return int({**model.CONFIG, **self.model}["vocab_size"])
 
 
 class Shape(NamedTuple):
@@ -66,8 +73,7 @@ class Row(NamedTuple):
     Attributes:
         parameters: sampling parameters, which the asking places of the loop take in turn.
             "seed" True: a seed for each request. "bad_words" True: five words of its own.
-            "grammar": the grammar of :mod:`bench.grammars`. A "thinking_token_budget" is a
-            fraction of the request's output.
+            A "thinking_token_budget" is a fraction of the request's output.
         every: one place in this number of places asks; the others send plain requests.
     """
 
@@ -98,25 +104,27 @@ ROWS: Mapping[str, Row] = {
     "logprobs": Row(({"logprobs": 5},)),
     "greedy": Row(({"temperature": 0.0},)),
     "bad-words": Row(({"bad_words": True},)),
-    "grammars": Row(({"grammar": True},), every=10),
+    "grammars": Row(({"structured_outputs": {"grammar": _GRAMMAR}},), every=10),
     "thinking": Row((_BUDGET,)),
     "thinking-presence": Row(({**PRESENCE, **_BUDGET},)),
 }
 
 
 _USUAL = [name for name in ROWS if name != "thinking-presence"]
+#: Stock needs pinned memory for thinking budgets.
+_ON_A_CPU = [name for name in _USUAL if name != "thinking"]
 
 ENGINES: Mapping[str, Engine] = {
-    "half-b": Engine("0.5B", HALF_B, 151936, (128, 32, 256, 8, 1), _USUAL),
-    "seven-b": Engine("7B", SEVEN_B, 152064, (64,), _USUAL),
+    "half-b": Engine("0.5B", HALF_B, (128, 32, 256, 8, 1), _USUAL),
+    "seven-b": Engine("7B", SEVEN_B, (64,), _USUAL),
     # Its layers do not compile with torch 2.11.
     "hybrid": Engine(
-        *("hybrid", HYBRID, 128256, (64,), ["plain", "thinking-presence"]),
+        *("hybrid", HYBRID, (64,), ["plain", "thinking-presence"]),
         mrv2=False,
         graphs=["decodes"],
     ),
-    "small": Engine("small", SMALL, 32000, (8,), _USUAL, prompt=32, output=32, length=1024),
-    "tiny": Engine("tiny", {}, 1024, (4,), _USUAL, prompt=12, output=12, length=256),
+    "small": Engine("small", SMALL, (8,), _ON_A_CPU, prompt=32, output=32, length=1024),
+    "tiny": Engine("tiny", {}, (4,), _ON_A_CPU, prompt=12, output=12, length=256),
 }
 #: Those of one engine are measured in one start of it.
 SHAPES: Mapping[str, Shape] = {
@@ -126,23 +134,9 @@ SHAPES: Mapping[str, Shape] = {
 }
 
 
-class Drawn(NamedTuple):
-    """A request as it is drawn, by a seed.
-
-    Attributes:
-        chance: draws more of it.
-        prompt: its tokens.
-        output: number of tokens to generate.
-        parameters: sampling parameters, without those that take a tokenizer.
-    """
-
-    chance: random.Random
-    prompt: list[int]
-    output: int
-    parameters: dict[str, Any]
-
-
-def draw(engine: str, row: str, seed: int, place: int, number: int) -> Drawn:
+def draw(
+    engine: str, row: str, seed: int, place: int, number: int
+) -> tuple[list[int], int, dict[str, Any]]:
     """Draw a request; equal arguments give equal ones, whatever the speed.
 
     Args:
@@ -153,11 +147,15 @@ def draw(engine: str, row: str, seed: int, place: int, number: int) -> Drawn:
         number: of the request in its place. The first one, 0, is cut at a random length: with all
             places started together, their ends would come together, too. -1 is a short one that
             asks for the same as the place's others.
+
+    Returns:
+        The tokens of the prompt, the number of tokens to generate, and sampling parameters as a
+        chat completion has them.
     """
     shape, kind = ENGINES[engine], ROWS[row]
     chance = random.Random(f"{seed}-{row}-{place}-{number}")  # noqa: S311 (draws no secret)
-    length = _length(chance, shape.prompt, shape.length // 4)
-    prompt = chance.choices(range(_FIRST, shape.vocabulary), k=length)
+    tokens = range(_FIRST, shape.vocabulary)
+    prompt = chance.choices(tokens, k=_length(chance, shape.prompt, shape.length // 4))
     output = _length(chance, shape.output, shape.length // 2)
     if number <= 0:
         output = math.ceil(output * chance.random()) if number == 0 else _WARMUP
@@ -166,67 +164,50 @@ def draw(engine: str, row: str, seed: int, place: int, number: int) -> Drawn:
         parameters |= kind.parameters[place // kind.every % len(kind.parameters)]
     if parameters.get("seed") is True:
         parameters["seed"] = chance.getrandbits(31)
-    return Drawn(chance, prompt, output, parameters)
+    if "bad_words" in parameters:
+        words = (chance.choices(tokens, k=size) for size in _BAD_WORDS)
+        parameters["bad_words"] = [" ".join(f"t{token}" for token in word) for word in words]
+    if share := parameters.get("thinking_token_budget"):
+        parameters["thinking_token_budget"] = math.ceil(output * share)
+        prompt[-len(_START) :] = _START
+    return prompt, output, parameters
 
 
 class Request(NamedTuple):
-    """A request, with its id and the place of the loop that sends it."""
+    """A request, with its id, the place of the loop that sends it, and its number there."""
 
     name: str
     place: int
+    number: int
     prompt: TokensPrompt
     sampling: SamplingParams
 
 
-class Source:
-    """The requests of a slice.
+def request(case: tuple[str, str], seed: int, place: int, number: int) -> Request:
+    """Return a request for the engine's API.
 
     Args:
-        shape: the engine and the concurrency.
-        row: a name of :data:`ROWS`.
-        seed: of the lengths and tokens.
+        case: names of :data:`SHAPES` and :data:`ROWS`.
+        seed: see :func:`draw`, as for the others.
+        place: of the loop.
+        number: of the request in its place.
     """
+    from vllm import SamplingParams, TokensPrompt
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-    def __init__(self, shape: Shape, row: str, seed: int) -> None:
-        self.concurrency = shape.concurrency
-        self._drawn_by = (shape.engine, row, seed)
-        self._sent: Counter[int] = Counter()
-
-    def warmup(self, place: int) -> Request:
-        """Return a short request that asks for the same as the place's others."""
-        return self._request(place, -1)
-
-    def following(self, place: int) -> Request:
-        """Return the next request of a place."""
-        self._sent[place] += 1
-        return self._request(place, self._sent[place] - 1)
-
-    def _request(self, place: int, number: int) -> Request:
-        from vllm import SamplingParams, TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
-
-        engine, row, seed = self._drawn_by
-        chance, prompt, output, parameters = draw(engine, row, seed, place, number)
-        if parameters.pop("grammar", False):
-            parameters["structured_outputs"] = grammars.params()
-        if "thinking_token_budget" in parameters:
-            share = parameters["thinking_token_budget"]
-            parameters["thinking_token_budget"] = math.ceil(output * share)
-            prompt[-len(thinking.START) :] = thinking.START
-        bad_words = parameters.pop("bad_words", False)
-        sampling = SamplingParams(
-            max_tokens=output,
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            **parameters,
-        )
-        if bad_words:
-            # vLLM makes tokens of words by a tokenizer, and there is none.
-            tokens = range(_FIRST, ENGINES[engine].vocabulary)
-            sampling._bad_words_token_ids = [chance.choices(tokens, k=size) for size in _BAD_WORDS]
-        name = f"{seed}-{row}-{self.concurrency}-{place}-{number}"
-        return Request(name, place, TokensPrompt(prompt_token_ids=prompt), sampling)
+    shape, row = case
+    prompt, output, parameters = draw(SHAPES[shape].engine, row, seed, place, number)
+    if grammar := parameters.get("structured_outputs"):
+        parameters["structured_outputs"] = StructuredOutputsParams(**grammar)
+    sampling = SamplingParams(
+        max_tokens=output,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        **parameters,
+    )
+    name = f"{seed}-{row}-{shape}-{place}-{number}"
+    return Request(name, place, number, TokensPrompt(prompt_token_ids=prompt), sampling)
 
 
 def quantiles(name: str, seconds: Sequence[float]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from bench.harness.processes import cores, disturbances, snapshot
 from bench.loops.arguments import arguments
-from bench.loops.rows import SHAPES, Request, Source, quantiles
+from bench.loops.rows import SHAPES, Request, quantiles, request
 from bench.run import BUSY
 
 #: Seconds for aborted requests to leave the engine.
@@ -44,24 +45,27 @@ class Served:
         """Send a short request from each place."""
 
         async def send() -> None:
-            source = Source(SHAPES[case[0]], case[1], seed)
-            places = range(source.concurrency)
-            await asyncio.gather(*(self._send(source.warmup(place)) for place in places))
+            places = range(SHAPES[case[0]].concurrency)
+            await asyncio.gather(*(self._send(request(case, seed, n, -1)) for n in places))
 
         self._loop.run_until_complete(send())
 
     def measure(self, case: tuple[str, str], seed: int) -> dict[str, Any]:
         """Measure a slice; return its "figures" and "noise"."""
-        return self._loop.run_until_complete(self._measure(Source(SHAPES[case[0]], case[1], seed)))
+        return self._loop.run_until_complete(self._measure(case, seed))
 
     def shutdown(self) -> None:
         """End the engine core."""
         self._engine.shutdown()
 
-    async def _measure(self, source: Source) -> dict[str, Any]:
+    async def _measure(self, case: tuple[str, str], seed: int) -> dict[str, Any]:
+        async def endless(place: int) -> None:
+            for number in itertools.count():
+                await self._send(request(case, seed, place, number))
+
         self._arrivals = []
-        places = range(source.concurrency)
-        loops = [asyncio.create_task(self._place(source, place)) for place in places]
+        places = range(SHAPES[case[0]].concurrency)
+        loops = [asyncio.create_task(endless(place)) for place in places]
         await running(loops, self._spec["ramp"])
         process = self._engine.engine_core.resources.engine_manager.processes[0].pid
         readings: list[int] = []
@@ -84,15 +88,10 @@ class Served:
             figures[BUSY] = statistics.mean(readings)
         return {"figures": figures, "noise": disturbances(before, after)}
 
-    async def _place(self, source: Source, place: int) -> None:
-        """Send one request after the other."""
-        while True:
-            await self._send(source.following(place))
-
-    async def _send(self, request: Request) -> None:
+    async def _send(self, one: Request) -> None:
         """Send a request, and note its outputs as they come."""
         first, last = True, time.perf_counter()
-        outputs = self._engine.generate(request.prompt, request.sampling, request.name)
+        outputs = self._engine.generate(one.prompt, one.sampling, one.name)
         async for output in outputs:
             now, (piece,) = time.perf_counter(), output.outputs
             self._arrivals.append((now, now - last, len(piece.token_ids), first))

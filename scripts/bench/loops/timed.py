@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.loops.arguments import arguments
-from bench.loops.rows import SHAPES, Request, Source
+from bench.loops.rows import SHAPES, Request, request
 
 #: Kinds of step: with the requests of the step before; of other requests; with a prompt in it.
 SAME, CHANGED, MIXED = KINDS = ("same", "changed", "mixed")
@@ -63,20 +63,21 @@ class Timed:
 
     def warm_up(self, case: tuple[str, str], seed: int) -> None:
         """Send a short request from each place."""
-        source = Source(SHAPES[case[0]], case[1], seed)
-        live = self._begin([source.warmup(place) for place in range(source.concurrency)])
+        places = range(SHAPES[case[0]].concurrency)
+        live = self._begin([request(case, seed, place, -1) for place in places])
         while live:
             self._step(live)
 
     def measure(self, case: tuple[str, str], seed: int) -> dict[str, Any]:
         """Measure a slice; return its "figures": medians of each part by kind of step, in ms."""
-        source = Source(SHAPES[case[0]], case[1], seed)
-        live = self._begin([source.following(place) for place in range(source.concurrency)])
+        places = range(SHAPES[case[0]].concurrency)
+        live = self._begin([request(case, seed, place, 0) for place in places])
         for length in (self._spec["ramp"], self._spec["seconds"]):
             self._times.clear()
             end = time.perf_counter() + length
             while time.perf_counter() < end:
-                live |= self._begin([source.following(one.place) for one in self._step(live)])
+                ended = self._step(live)
+                live |= self._begin([request(case, seed, n.place, n.number + 1) for n in ended])
         figures = {
             f"{part} p50, {kind}": statistics.median(times) / 1e6
             for kind in KINDS

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
@@ -16,14 +16,37 @@ from typing import Any
 import aiohttp
 import uvloop
 
-from bench.errors import Fatal
+from bench.errors import Failure
 from bench.harness.installations import end_with_parent
+from bench.loops.rows import draw
 from bench.loops.served import running
-from bench.servers.load import MARK, Load, request
 
-#: Seconds for a reply to go on, for a warm-up, and for the processes to hand in their counts.
-_PATIENCE, _WARM_UP, _LAST = 120.0, 180.0, 60.0
+#: The model's name in requests.
+NAME = "bench"
+#: Begins each word of the generated model's tokenizer, and is nowhere else in it.
+_MARK = "t"
+#: Seconds for a reply to go on.
+_PATIENCE = 120.0
+#: Bytes of a line: a chunk may have the logprobs of many tokens.
+_LONGEST = 1 << 24
 _HEADERS = {"Content-Type": "application/json"}
+
+
+def request(engine: str, case: str, seed: int, stream: int, number: int) -> dict[str, Any]:
+    """Return the body of a request; see :func:`bench.loops.rows.draw`."""
+    prompt, output, parameters = draw(engine, case, seed, stream, number)
+    if (top := parameters.pop("logprobs", None)) is not None:
+        parameters |= {"logprobs": True, "top_logprobs": top}
+    content = " ".join(f"{_MARK}{token}" for token in prompt)
+    return {
+        "model": NAME,
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": output,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **parameters,
+    }
 
 
 @dataclass
@@ -37,10 +60,8 @@ class Window:
         ended: when it ends.
         firsts: times to the first chunks.
         gaps: times between two chunks of a stream.
-        tokens: in the chunks; for a model with its own weights, the chunks.
+        tokens: in the chunks.
         requests: that ended.
-        used: tokens of all requests that ended before the window's end, by the server's usage.
-        counted: the same by what ``tokens`` counts.
         cpu: CPU seconds of each client process.
     """
 
@@ -50,13 +71,11 @@ class Window:
     gaps: list[float] = field(default_factory=list)
     tokens: int = 0
     requests: int = 0
-    used: int = 0
-    counted: int = 0
     cpu: list[float] = field(default_factory=list)
 
     def add(self, other: Window) -> None:
         """Add the counts of another client."""
-        for name in ("firsts", "gaps", "tokens", "requests", "used", "counted", "cpu"):
+        for name in ("firsts", "gaps", "tokens", "requests", "cpu"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
@@ -64,58 +83,35 @@ class Reply:
     """A reply that is read as it arrives.
 
     Args:
-        body: of its request.
+        expected: number of its tokens.
         window: counts it.
-        generated: see :class:`bench.servers.load.Load`.
     """
 
-    def __init__(self, body: dict[str, Any], window: Window, generated: bool) -> None:
-        self._expected, self._window, self._generated = body["max_tokens"], window, generated
-        self._last, self._first, self._rest = time.monotonic(), True, b""
+    def __init__(self, expected: int, window: Window) -> None:
+        self._expected, self._window = expected, window
+        self._last, self._first, self._done = time.monotonic(), True, False
         self._counted = self._used = 0
-        self._done = False
 
-    def feed(self, data: bytes, now: float) -> None:
-        """Take bytes that have arrived.
-
-        Raises:
-            Fatal: they hold an error.
-        """
-        *events, self._rest = (self._rest + data).split(b"\n\n")
-        for event in events:
-            text = event.removeprefix(b"data: ")
-            if text == b"[DONE]":
-                self._done = True
-            elif not event.startswith(b":"):  # a comment keeps the connection open
-                self._take(json.loads(text), now)
-
-    def end(self, now: float) -> None:
-        """Take the end of the reply.
+    def take(self, line: bytes, now: float) -> None:
+        """Take a line that has arrived.
 
         Raises:
-            Fatal: it is not whole.
+            Failure: it is an error.
         """
-        counted = self._counted if self._generated else self._used
-        if not self._done or {counted, self._used} != {self._expected}:
-            raise Fatal(
-                f"a stream ended with {self._counted} tokens in its chunks, {self._used} by its "
-                f"usage and {self._expected} expected{'' if self._done else ', without [DONE]'}"
-            )
-        if now < self._window.ended:
-            self._window.requests += now >= self._window.began
-            self._window.used += self._used
-            self._window.counted += self._counted
-
-    def _take(self, chunk: dict[str, Any], now: float) -> None:
+        data = line.removeprefix(b"data: ").strip()
+        if data == b"[DONE]":
+            self._done = True
+        if not data.startswith(b"{"):  # a comment keeps the connection open
+            return
+        chunk = json.loads(data)
         if "choices" not in chunk:
-            raise Fatal(f"a stream has an error: {json.dumps(chunk)[:500]}")
+            raise Failure(f"a stream has an error: {json.dumps(chunk)[:500]}")
         if usage := chunk.get("usage"):
             self._used = usage["completion_tokens"]
         for choice in chunk["choices"]:
-            text = choice["delta"].get("content")
-            if not text:
+            if not (text := choice["delta"].get("content")):
                 continue
-            tokens = text.count(MARK) if self._generated else 1
+            tokens = text.count(_MARK)
             self._counted += tokens
             if self._window.began <= now < self._window.ended:
                 waited = self._window.firsts if self._first else self._window.gaps
@@ -123,133 +119,109 @@ class Reply:
                 self._window.tokens += tokens
             self._first, self._last = False, now
 
+    def end(self, now: float) -> None:
+        """Take the end of the reply.
+
+        Raises:
+            Failure: it is not whole.
+        """
+        if not self._done or {self._counted, self._used} != {self._expected}:
+            raise Failure(
+                f"a stream ended with {self._counted} tokens in its chunks, {self._used} by its "
+                f"usage and {self._expected} expected{'' if self._done else ', without [DONE]'}"
+            )
+        self._window.requests += self._window.began <= now < self._window.ended
+
 
 class Clients:
     """Client processes, which share the streams.
 
     Args:
         url: of the server.
-        load: the streams.
+        engine: a name of :data:`bench.loops.rows.ENGINES`, which gives the lengths.
+        streams: requests at a time.
         processes: their number.
     """
 
-    def __init__(self, url: str, load: Load, processes: int) -> None:
-        self._url, self._load, self._processes = url, load, processes
-        self._pool = ProcessPoolExecutor(
-            processes, get_context("spawn"), end_with_parent, (signal.SIGKILL,)
-        )
+    def __init__(self, url: str, engine: str, streams: int, processes: int) -> None:
+        self._about = (url, engine)
+        self._places = [range(first, streams, processes) for first in range(processes)]
+        spawned = get_context("spawn")
+        self._pool = ProcessPoolExecutor(processes, spawned, end_with_parent, (signal.SIGKILL,))
 
     def warm_up(self, case: str, seed: int) -> None:
-        """Send a short request from each stream.
+        """Send a short request from each stream; raises as :meth:`wait`."""
+        self.wait(self.begin(case, seed), None)
 
-        Raises:
-            Fatal: a request or a client process has failed, or does not end.
-        """
-        self._end(self._submit(_warm_up, case, seed), _WARM_UP)
+    def begin(self, case: str, seed: int, window: Window | None = None) -> list[Future[Any]]:
+        """Begin the streams, which end at the end of the window, or a short request of each."""
+        return [
+            self._pool.submit(_run, *self._about, places, case, seed, window)
+            for places in self._places
+        ]
 
-    def begin(self, case: str, seed: int, began: float, ended: float) -> list[Future[Window]]:
-        """Begin the streams, which end at the end of a window; see :class:`Window`."""
-        return self._submit(_measure, case, seed, began, ended)
-
-    def wait(self, clients: Sequence[Future[Any]], seconds: float) -> None:
+    def wait(self, clients: Sequence[Future[Any]], seconds: float | None) -> None:
         """Wait until all have ended, or for a number of seconds.
 
         Raises:
-            Fatal: a request or a client process has failed.
+            Failure: a request has failed.
+            BrokenProcessPool: a client process has ended.
         """
-        done, _ = wait(clients, seconds, FIRST_EXCEPTION)
-        for one in done:
-            try:
-                one.result()
-            except BrokenProcessPool as error:
-                raise Fatal(f"a client process has ended: {error}") from error
-
-    def collect(self, clients: Sequence[Future[Window]], began: float, ended: float) -> Window:
-        """Return the counts of all, once they have ended; raises as :meth:`warm_up`."""
-        self._end(clients, ended - time.monotonic() + _LAST)
-        whole = Window(began, ended)
-        for one in clients:
-            whole.add(one.result(0))
-        return whole
-
-    def _end(self, clients: Sequence[Future[Any]], seconds: float) -> None:
-        self.wait(clients, seconds)
-        if not all(one.done() for one in clients):
-            raise Fatal(f"a client process has not ended after {seconds:.0f} s")
-
-    def _submit(self, work: Any, *arguments: Any) -> list[Future[Any]]:
-        try:
-            return [
-                self._pool.submit(
-                    *(work, self._url, self._load),
-                    *(range(first, self._load.streams, self._processes), *arguments),
-                )
-                for first in range(self._processes)
-            ]
-        except BrokenProcessPool as error:
-            raise Fatal(f"a client process has ended: {error}") from error
+        for one in wait(clients, seconds, FIRST_EXCEPTION).done:
+            one.result()
 
 
-def _warm_up(url: str, load: Load, streams: Sequence[int], case: str, seed: int) -> None:
-    async def send() -> None:
-        async with _session() as session:
-            bodies = (request(load, case, seed, stream, -1) for stream in streams)
-            window = Window(0.0, 0.0)
-            await asyncio.gather(*(_send(session, url, body, window, load) for body in bodies))
-
-    uvloop.run(send())
-
-
-def _measure(
-    url: str, load: Load, streams: Sequence[int], case: str, seed: int, began: float, ended: float
-) -> Window:
-    """Send the requests of some streams until the end of the window; return its counts."""
-    window = Window(began, ended)
-
-    async def stream(session: aiohttp.ClientSession, number: int) -> None:
-        sent = 0
-        while True:
-            body = request(load, case, seed, number, sent)
-            await _send(session, url, body, window, load)
-            sent += 1
-
-    async def send() -> None:
-        async with _session() as session:
-            loops = [asyncio.create_task(stream(session, number)) for number in streams]
-            await running(loops, began - time.monotonic())
-            spent = time.process_time()
-            await running(loops, ended - time.monotonic())
-            window.cpu.append(time.process_time() - spent)
-            for loop in loops:
-                loop.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
-
-    uvloop.run(send())
+def _run(
+    url: str, engine: str, places: Sequence[int], case: str, seed: int, window: Window | None
+) -> Window | None:
+    """Send the requests of some streams; see :meth:`Clients.begin`. Return the window's counts."""
+    uvloop.run(_send_all(url, engine, places, case, seed, window))
     return window
 
 
-def _session() -> aiohttp.ClientSession:
-    patience = aiohttp.ClientTimeout(total=None, sock_read=_PATIENCE)
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=patience)
+async def _send_all(
+    url: str, engine: str, places: Sequence[int], case: str, seed: int, window: Window | None
+) -> None:
+    async def stream(place: int) -> None:
+        for number in itertools.count() if window else [-1]:
+            body = request(engine, case, seed, place, number)
+            await _send(session, url, body, window or Window(0.0, 0.0))
+
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_read=_PATIENCE),
+        read_bufsize=_LONGEST,
+    ) as session:
+        loops = [asyncio.create_task(stream(place)) for place in places]
+        if window is None:
+            await asyncio.gather(*loops)
+            return
+        await running(loops, window.began - time.monotonic())
+        spent = time.process_time()
+        await running(loops, window.ended - time.monotonic())
+        window.cpu.append(time.process_time() - spent)
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
 
 
 async def _send(
-    session: aiohttp.ClientSession, url: str, body: dict[str, Any], window: Window, load: Load
+    session: aiohttp.ClientSession, url: str, body: dict[str, Any], window: Window
 ) -> None:
     """Send a request, and count its reply.
 
     Raises:
-        Fatal: it was refused, or its reply is not whole.
+        Failure: it was refused, or its reply is not whole.
     """
-    reply = Reply(body, window, load.generated)
+    reply = Reply(body["max_tokens"], window)
     address, data = f"{url}/v1/chat/completions", json.dumps(body)
     try:
         async with session.post(address, data=data, headers=_HEADERS) as answer:
             if answer.status != 200:
                 text = (await answer.text())[:500]
-                raise Fatal(f"a request was refused with HTTP status {answer.status}: {text}")
-            async for piece in answer.content.iter_any():
-                reply.feed(piece, time.monotonic())
+                raise Failure(f"a request was refused with HTTP status {answer.status}: {text}")
+            async for line in answer.content:
+                reply.take(line, time.monotonic())
     except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as error:
-        raise Fatal(f"a request failed: {type(error).__name__}: {error}") from error
+        raise Failure(f"a request failed: {type(error).__name__}: {error}") from error
     reply.end(time.monotonic())

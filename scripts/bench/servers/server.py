@@ -13,16 +13,14 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from bench.errors import Fatal
+from bench.errors import Failure
 from bench.harness.installations import end_with_parent
 from bench.harness.processes import cores, disturbances, snapshot
 from bench.loops.rows import quantiles
 from bench.models import memory
-from bench.servers.client import Clients, Window
-from bench.servers.load import Load, client_arguments, server_arguments
+from bench.servers.client import NAME, Clients, Window
 
 #: Seconds for a server to start, and to end by itself.
 _START, _GRACE = 300.0, 30.0
@@ -47,29 +45,28 @@ class Server:
     """A server and its clients.
 
     Args:
-        spec: of :mod:`bench.child`: "load", fields of a :class:`~bench.servers.load.Load`;
-            "clients", the number of client processes; "ramp", seconds of traffic before a window,
-            and its "seconds"; "model", its directory; "flags" of the server; "own", the user's
-            arguments for `vllm bench serve`, or None for streams; "front_end", ``python`` or
-            ``rust``; and the PYTHONPATH and share of "memory" of the server.
+        spec: of :mod:`bench.child`: "engine", a name of :data:`bench.loops.rows.ENGINES`;
+            "streams" at a time; "clients", the number of client processes; "ramp", seconds of
+            traffic before a window, and its "seconds"; "model" and "tokenizer", directories;
+            "flags" of the server; "own", the user's arguments for `vllm bench serve`, or None for
+            streams; "front_end", ``python`` or ``rust``; and the PYTHONPATH and share of "memory"
+            of the server.
 
     Raises:
-        OSError: it ended, or does not answer in time; or uvicorn would parse HTTP in Python.
+        Failure: it ended, or does not answer in time; or uvicorn would parse HTTP in Python.
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
-        self._spec, self._load, rust = spec, Load(*spec["load"]), spec["front_end"] == "rust"
+        self._spec, rust = spec, spec["front_end"] == "rust"
         if not rust and importlib.util.find_spec("httptools") is None:
-            raise OSError("there is no httptools, which vLLM's dependencies include; install it")
+            raise Failure("there is no httptools, which vLLM's dependencies include; install it")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port: int = free.getsockname()[1]
-        model = spec["model"]
-        self._tokenizer = str(Path(model) / "tokenizer") if self._load.generated else model
-        given = memory(spec["memory"]).items()
-        share = (f"--{name.replace('_', '-')}={value}" for name, value in given)
-        named = None if rust else self._tokenizer
-        line = server_arguments(model, named, port, [*share, *spec["flags"]])
+        # The Rust front end takes no tokenizer's name.
+        model = named(spec["model"], None if rust else spec["tokenizer"])
+        address = ["--host", "127.0.0.1", "--port", str(port)]
+        line = [*model, *flags(memory(spec["memory"])), *spec["flags"], *address]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.servers.command", *line],
             env={**os.environ, "PYTHONPATH": spec["path"], "VLLM_USE_RUST_FRONTEND": f"{rust:d}"},
@@ -79,10 +76,10 @@ class Server:
         self._url = f"http://127.0.0.1:{port}"
         try:
             self._wait(time.monotonic() + _START)
-        except OSError:
+        except Failure:
             self.shutdown()
             raise
-        self._clients = Clients(self._url, self._load, spec["clients"])
+        self._clients = Clients(self._url, spec["engine"], spec["streams"], spec["clients"])
 
     def warm_up(self, case: str, seed: int) -> None:
         """Send a short request from each stream; raises as :meth:`measure`."""
@@ -93,13 +90,13 @@ class Server:
         """Measure a window; return its "figures", "noise" and "limits".
 
         Raises:
-            Fatal: a request, a client process or the server has failed.
+            Failure: a request or the server has failed.
         """
         streams = self._spec["own"] is None
         measured = self._streams(case, seed) if streams else self._own(seed)
         # A reply that the server's end has cut is a whole one to vLLM's client.
         if not self._is_well(60):
-            raise Fatal(f"the server has not outlived {case!r}")
+            raise Failure(f"the server has not outlived {case!r}")
         return measured
 
     def shutdown(self) -> None:
@@ -111,9 +108,9 @@ class Server:
     def _wait(self, deadline: float) -> None:
         while not self._is_well(5):
             if (code := self._process.poll()) is not None:
-                raise OSError(f"the server ended (exit code {code})")
+                raise Failure(f"the server ended (exit code {code})")
             if time.monotonic() > deadline:
-                raise OSError(f"the server does not answer after {_START:g} s")
+                raise Failure(f"the server does not answer after {_START:g} s")
             time.sleep(0.2)
 
     def _is_well(self, timeout: float) -> bool:
@@ -125,13 +122,14 @@ class Server:
     def _streams(self, case: str, seed: int) -> dict[str, Any]:
         seconds = self._spec["seconds"]
         began = time.monotonic() + _BEGIN + self._spec["ramp"]
-        ended = began + seconds
-        running = self._clients.begin(case, seed, began, ended)
+        window = Window(began, began + seconds)
+        running = self._clients.begin(case, seed, window)
         self._clients.wait(running, began - time.monotonic())
         before = snapshot(self._process.pid)
-        self._clients.wait(running, ended - time.monotonic())
+        self._clients.wait(running, window.ended - time.monotonic())
         after = snapshot(self._process.pid)
-        window = self._clients.collect(running, began, ended)
+        for one in running:
+            window.add(one.result())
         time.sleep(_REST)
         busiest = max(window.cpu) / seconds
         busy = f"a client process used {busiest:.0%} of a core: name more --clients"
@@ -148,22 +146,40 @@ class Server:
 
         parser = argparse.ArgumentParser()
         add_cli_args(parser)
-        named = (self._spec["model"], self._tokenizer, self._url)
-        line = client_arguments(*named, seed, self._spec["own"])
+        line = client_arguments(self._spec, self._url, seed)
         before = snapshot(self._process.pid)
         result = drive(parser.parse_args(line))
         return {**read_own(result), "noise": disturbances(before, snapshot(self._process.pid))}
+
+
+def named(model: str, tokenizer: str | None) -> list[str]:
+    """Return the flags of a model; its tokenizer is beside it if None."""
+    return ["--model", model, "--served-model-name", NAME, *flags({"tokenizer": tokenizer})]
+
+
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Return arguments of an engine as flags of a server; None is left out."""
+    given = {name: value for name, value in arguments.items() if value is not None}
+    return [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+
+
+def client_arguments(spec: Mapping[str, Any], url: str, seed: int) -> list[str]:
+    """Return the arguments of `vllm bench serve`; the user's may name another seed."""
+    return [
+        *("--backend", "openai", "--seed", str(seed), *spec["own"], "--base-url", url),
+        *("--disable-tqdm", "--save-detailed", *named(spec["model"], spec["tokenizer"])),
+    ]
 
 
 def read_own(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures and limits of a result of `vllm bench serve`.
 
     Raises:
-        Fatal: a request has failed.
+        Failure: a request has failed.
     """
     for n, error in enumerate(result["errors"]):
         if error:
-            raise Fatal(f"request {n} failed: {error.strip().splitlines()[-1]}")
+            raise Failure(f"request {n} failed: {error.strip().splitlines()[-1]}")
     # The client or the server's front end had no core to run on. A reply that comes in one piece
     # has no interval, and no time per token.
     whole = result["total_output_tokens"] > result["completed"] and result["median_tpot_ms"] <= 0
@@ -183,13 +199,11 @@ def figures(window: Window, cores: Mapping[str, float]) -> dict[str, float]:
     """
     seconds = window.ended - window.began
     chunks = len(window.firsts) + len(window.gaps)
-    # Chunks of a model with its own weights do not say how many tokens they have.
-    tokens = window.tokens * (window.used / window.counted if window.counted else 1.0)
     serving = sum(used for kind, used in cores.items() if kind.startswith("API server"))
     clients = sum(window.cpu) / seconds
     spent = {"API server us/chunk": serving, "client us/chunk": clients}
     return {
-        "tokens/s": tokens / seconds,
+        "tokens/s": window.tokens / seconds,
         "requests/s": window.requests / seconds,
         "chunks/s": chunks / seconds,
         **quantiles("TTFT", window.firsts),
