@@ -6,7 +6,7 @@ import functools
 import os
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,8 +17,8 @@ from bench.loops.rows import SHAPES, Request, request
 SAME, CHANGED, MIXED = KINDS = ("same", "changed", "mixed")
 #: Least number of steps of a kind.
 _FEWEST = 5
-#: Version of the runner to its methods, or those of an attribute of it, to the part of a step that
-#: they belong to.
+#: Version of the runner to its methods, or those of an attribute of it, to the part of
+#: ``execute_model`` that they belong to.
 _PARTS: Mapping[int, Mapping[str, str]] = {
     1: {
         "_update_states": "_update_states",
@@ -115,22 +115,19 @@ class Clock:
     def __init__(self, scheduler: Any, runner: Any, version: int) -> None:
         """Time the steps of a scheduler and a runner, of this version, from now on."""
         self.times: defaultdict[tuple[str | None, str], list[int]] = defaultdict(list)
-        self._spent: defaultdict[str, int] = defaultdict(int)
-        self._excluded = 0
+        self._model = 0
+        self._parts = Counter[str]()
         self._requests: frozenset[str] = frozenset()
+        #: Kind of the step that the runner took last.
         self._kind: str | None = None
-        for path, part in _PARTS[version].items():
-            self._wrap(runner, path, functools.partial(self._add, part))
         for path in _MODEL[version]:
             self._wrap(runner, path, self._exclude)
-        for owner, part, kind_of in (
-            (scheduler, "schedule", self._scheduled),
-            (runner, "execute_model", self._executed),
-            (runner, "sample_tokens", lambda *_: self._kind),
-            (scheduler, "update_from_output", lambda _, output, *__: output.traffic_kind),
-        ):
-            self._wrap(owner, part, functools.partial(self._add, part))
-            self._note(owner, part, kind_of)
+        for path, part in _PARTS[version].items():
+            self._wrap(runner, path, functools.partial(self._inner, part))
+        self._wrap(runner, "execute_model", self._executed)
+        self._wrap(runner, "sample_tokens", self._sampled)
+        self._wrap(scheduler, "schedule", self._scheduled)
+        self._wrap(scheduler, "update_from_output", self._updated)
 
     def kind(self, output: Any) -> str | None:
         """Return the kind of the next SchedulerOutput's step; None if it has no tokens."""
@@ -142,47 +139,40 @@ class Clock:
             return MIXED
         return SAME if requests == before else CHANGED
 
-    def _scheduled(self, output: Any, *_: Any) -> str | None:
-        output.traffic_kind = self.kind(output)
-        return output.traffic_kind  # type: ignore[no-any-return]
+    def _exclude(self, spent: int, *_: Any) -> None:
+        self._model += spent
 
-    def _executed(self, _: Any, output: Any, *__: Any) -> str | None:
+    def _inner(self, part: str, spent: int, *_: Any) -> None:
+        self._parts[part] += spent
+
+    def _executed(self, spent: int, _: Any, output: Any, *__: Any) -> None:
         self._kind = output.traffic_kind
-        return self._kind
+        for part, of_part in {**self._parts, "execute_model": spent}.items():
+            self.times[self._kind, part].append(of_part)
+        self._parts.clear()
 
-    def _add(self, part: str, spent: int) -> None:
-        self._spent[part] += spent
+    def _sampled(self, spent: int, *_: Any) -> None:
+        self.times[self._kind, "sample_tokens"].append(spent)
 
-    def _exclude(self, spent: int) -> None:
-        self._excluded += spent
+    def _scheduled(self, spent: int, output: Any) -> None:
+        output.traffic_kind = self.kind(output)
+        self.times[output.traffic_kind, "schedule"].append(spent)
 
-    def _wrap(self, owner: Any, path: str, add: Callable[[int], None]) -> None:
-        """Time a method; excluded time in it is not its own."""
+    def _updated(self, spent: int, _: Any, output: Any, *__: Any) -> None:
+        self.times[output.traffic_kind, "update_from_output"].append(spent)
+
+    def _wrap(self, owner: Any, path: str, note: Callable[..., None]) -> None:
+        """Pass on a method's time without the model's, its result and its arguments."""
         *attributes, name = path.split(".")
         owner = functools.reduce(getattr, attributes, owner)
         function = getattr(owner, name)
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            excluded, start = self._excluded, time.perf_counter_ns()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                add(time.perf_counter_ns() - start - (self._excluded - excluded))
-
-        setattr(owner, name, timed)
-
-    def _note(self, owner: Any, name: str, kind_of: Callable[..., str | None]) -> None:
-        """After each call of a method, note the times in it by the kind of its step."""
-        function = getattr(owner, name)
-
-        @functools.wraps(function)
-        def noted(*args: Any, **kwargs: Any) -> Any:
+            model, start = self._model, time.perf_counter_ns()
             result = function(*args, **kwargs)
-            kind = kind_of(result, *args)
-            for part, spent in self._spent.items():
-                self.times[kind, part].append(spent)
-            self._spent.clear()
+            spent = time.perf_counter_ns() - start - (self._model - model)
+            note(spent, result, *args)
             return result
 
-        setattr(owner, name, noted)
+        setattr(owner, name, timed)
