@@ -17,7 +17,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import torch
 import vllm.v1
-from bench import thinking
+from support import thinking
 
 # What `make test` was given is not for the make that a test starts.
 for name in ("VENV", "SITE", "PYTHON", "PYTHON3", "ARGS", "MAKEFLAGS", "MAKELEVEL"):

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from bench import thinking
+from support import thinking
 from support.checkpoint import VOCABULARY, generate
 from support.engine_loop import Arrival, build_engine
 

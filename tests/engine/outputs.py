@@ -14,9 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench import thinking
 from engine import mixed, simulated
-from support import asynchronous
+from support import asynchronous, thinking
 from support.engine_loop import run_requests
 from support.engine_stats import EngineStats
 

@@ -8,10 +8,10 @@ import json
 from typing import Any
 
 import pytest
-from bench import thinking
 from engine import mixed
 from engine.outputs import CHECK, REFERENCE
 from engine.simulated import EXAMPLES
+from support import thinking
 from support.engine import PreloadedEngine, Run
 from support.sites import REPO
 

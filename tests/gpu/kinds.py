@@ -24,8 +24,8 @@ import vllm  # noqa: F401  (sets up what torch reads when it is imported)
 
 # isort: split
 import torch
-from bench import thinking
 from engine.generate import DTYPE
+from support import thinking
 from support.checkpoint import VOCABULARY, generate
 from support.engine_loop import Arrival, build_engine, run_requests
 

@@ -24,10 +24,10 @@ import vllm  # noqa: F401  (sets up what torch reads when it is imported)
 
 # isort: split
 import torch
-from bench import thinking
 from engine import mixed
 from engine.generate import DTYPE
 from gpu import kinds, mrope, parity, waits
+from support import thinking
 from support.checkpoint import VOCABULARY, generate
 from support.engine_loop import Arrival, build_engine
 from support.engine_stats import ScheduleStats

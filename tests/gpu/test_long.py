@@ -8,9 +8,9 @@ import json
 from typing import Any
 
 import pytest
-from bench import thinking
 from gpu.kinds import ENVIRONMENT, GUARD
 from gpu.long import ENGINES, REQUESTS, STEPS, requests
+from support import thinking
 from support.engine import Engine, Run
 from support.sites import REPO
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench import thinking
-from support import modules
+from support import modules, thinking
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper import utils as punica
 from vllm.v1.readiness.engine import pinning

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import thinking
 from demo import model
 
+from support import thinking
 from support.checkpoint import VOCABULARY, generate
 from support.engine import Engine
 from support.server import Server
