@@ -7,14 +7,11 @@ meets both sides if they are measured at the same time, and "limits" of the meas
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import platform
 import sys
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from typing import Any
 
 
 def main(pipe: Connection) -> None:
@@ -27,18 +24,6 @@ def main(pipe: Connection) -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     versions = f"vLLM {vllm.__version__}, torch {torch.__version__}, "
     versions += f"Python {platform.python_version()}"
-    with _driver(spec) as driver:
-        gc.collect()
-        gc.freeze()
-        pipe.send({"device": device, "versions": versions})
-        while (request := pipe.recv()) is not None:
-            work, case, seed = request
-            pipe.send(getattr(driver, work)(case, seed) or {})
-
-
-@contextlib.contextmanager
-def _driver(spec: dict[str, Any]) -> Iterator[Any]:
-    """Start an engine or a server by the spec's kind, and end it."""
     if spec["kind"] == "served":
         from bench.loops.served import Served as Kind
     elif spec["kind"] == "timed":
@@ -47,7 +32,12 @@ def _driver(spec: dict[str, Any]) -> Iterator[Any]:
         from bench.servers.server import Server as Kind  # type: ignore[assignment]
     driver = Kind(spec)
     try:
-        yield driver
+        gc.collect()
+        gc.freeze()
+        pipe.send({"device": device, "versions": versions})
+        while (request := pipe.recv()) is not None:
+            work, case, seed = request
+            pipe.send(getattr(driver, work)(case, seed) or {})
     finally:
         driver.shutdown()
 

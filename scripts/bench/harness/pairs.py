@@ -304,9 +304,7 @@ def cores(places: int) -> list[list[int]]:
 
 def _command() -> str:
     """Return the command that repeats this process."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    program = ["-m", spec.name] if spec else [sys.argv[0]]
-    return "PYTHONPATH=scripts " + shlex.join([Path(sys.executable).name, *program, *sys.argv[1:]])
+    return "PYTHONPATH=scripts " + shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]])
 
 
 def _commit() -> str:
