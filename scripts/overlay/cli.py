@@ -16,10 +16,9 @@ from overlay import arguments, commands, hints, output, parts
 from overlay.arguments import command, program
 from overlay.commands import Options, Outcome
 from overlay.errors import Exit, OverlayError, denied, usage
-from overlay.extras import described
 from overlay.files import head
 from overlay.installation import Installation, locate
-from overlay.refusal import describe, refusal
+from overlay.refusal import refusal
 from overlay.source import PIN, Overlay
 from overlay.state import Inspection, State
 
@@ -98,9 +97,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     command(
         every, "doctor", _doctor, "report the installation, its processes, and the effect of apply"
     )
-    sub = command(every, "diff", _diff, "show the overlay's changes to upstream's files")
-    sub.add_argument("--full", action="store_true", help="show whole files")
-    sub.add_argument("--added", action="store_true", help="show the overlay's own files, too")
+    command(every, "diff", _diff, "show the overlay's changes to upstream's files")
     parser.set_defaults(leave=[], extra=None, allow_downgrade=False)
     leave = "leave this file unchanged, for example vllm/v1/sample/sampler.py"
     older = "let apply replace a newer version of the overlay"
@@ -131,9 +128,7 @@ class _Version(argparse.Action):
 
 
 def _choice(args: argparse.Namespace) -> parts.Choice:
-    """Return the choice in a command's arguments; OverlayError if ``--extra`` is empty."""
-    if args.extra == "":
-        raise usage("--extra is empty", "name a directory of patches, or omit --extra=")
+    """Return the choice in a command's arguments."""
     applies = args.command in ("apply", "doctor")
     return parts.Choice(tuple(args.leave), args.extra, keep=not applies)
 
@@ -263,7 +258,7 @@ def _files(inspection: Inspection, compared: Inspection, every: bool) -> None:
         if file.state in (State.FOREIGN, State.MISSING) and not compared.unknown:
             error = refusal(inspection, [file])
             expected = [f"expected {error.expected}"] if error.expected else []
-            for text in (*expected, f"found {error.found}", *describe(compared, file)):
+            for text in (*expected, f"found {error.found}"):
                 _say(f"            {text}")
             _say(f"            next: {error.next_step}")
     if compared.record and (every or compared.record is not usual):
@@ -327,7 +322,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _diff(args: argparse.Namespace) -> int:
-    lines = commands.diff(_survey(args), args.full, args.added)
+    lines = commands.diff(_survey(args))
     if args.json:
         print(json.dumps({"command": "diff", "diff": "".join(lines)}))
     else:
@@ -354,13 +349,12 @@ def _print_json(
         "dry_run": args.dry_run,
         **_place(inspection.installation, inspection.overlay),
         "left_out": list(compared.overlay.pin.without),
-        "extra": described(compared.overlay),
+        "extra": parts.described(compared.overlay),
         "state": inspection.condition.value,
         "installed": _installed(inspection),
         "digest": compared.digest,
         "files": [
             {"path": file.path, "state": file.state.value, "sha256": file.sha256}
-            | ({"known": describe(compared, file)} if file.state is State.FOREIGN else {})
             for file in (*compared.files, *inspection.beyond)
         ],
         "record": compared.record and compared.record.value,

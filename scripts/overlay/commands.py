@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from overlay import words
 from overlay.errors import Exit, OverlayError, usage
 from overlay.install import exclusive, lay_over, produce, refuse_unwritable, take_off
 from overlay.installation import Installation
@@ -91,7 +90,7 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
             notes.append(
                 f"replaces {version} with overlay {overlay.pin.overlay}{overlay.selection}"
             )
-            if inspection.beyond or (inspection.downgrades is not False and not options.downgrade):
+            if inspection.beyond or (inspection.downgrades and not options.downgrade):
                 refuse_foreign(inspection)
             changed = sorted(inspection.paths | installed.paths)
         else:
@@ -244,24 +243,16 @@ def become(arguments: Sequence[str], interpreter: Path | None = None) -> NoRetur
         raise usage(f"cannot be started: {reason}", next_step, command) from None
 
 
-def diff(inspection: Inspection, full: bool, added: bool) -> Iterator[str]:
-    """Yield the overlay's changes as lines of unified diffs.
-
-    ``full`` shows whole files, not 12 lines around each change. ``added`` includes the files that
-    the overlay adds.
+def diff(inspection: Inspection) -> Iterator[str]:
+    """Yield the overlay's changes as lines of unified diffs, with 12 lines around each change.
 
     Raises:
         OverlayError: a file is foreign.
     """
-    overlay = inspection.overlay
     refuse_foreign(inspection)
-    for path in overlay.targets:
+    for path in inspection.overlay.targets:
         old, new = _lines(inspection.pristine(path)), _lines(inspection.overlaid(path))
-        around = max(len(old), len(new)) if full else 12
-        yield from difflib.unified_diff(old, new, f"a/{path}", f"b/{path}", n=around)
-    for path in overlay.added if added else []:
-        new = _lines(overlay.added_bytes(path))
-        yield from difflib.unified_diff([], new, "/dev/null", f"b/{path}")
+        yield from difflib.unified_diff(old, new, f"a/{path}", f"b/{path}", n=12)
 
 
 def _lines(data: bytes) -> list[str]:
@@ -290,7 +281,6 @@ def diagnose(installation: Installation, overlay: Overlay, options: Options) -> 
     found.append(("Python", str(python) if python else "none found: name one with --python"))
     processes = list(serving(installation)) or ["no visible process"]
     found += [("serving", process) for process in processes]
-    found += _acting(overlay)
     diagnosis = Diagnosis(found)
     try:
         diagnosis.inspection = recognise(installation, overlay)
@@ -306,16 +296,3 @@ def diagnose(installation: Installation, overlay: Overlay, options: Options) -> 
         would = f"{outcome.inspection.overlay.selection} {would}"
     found.append(("apply", f"of overlay {overlay.pin.overlay}{would}"))
     return diagnosis
-
-
-def _acting(overlay: Overlay) -> list[tuple[str, str]]:
-    """Return which features and fixes act, by model runner and device."""
-    if words.MODULE not in overlay.pin.result:
-        return []
-    every = sorted(words.registry(overlay).ALL)
-    lines = []
-    for device, other in (("GPU", "cpu"), ("CPU", "gpu")):
-        idle = [word for word in every if vars(word)["device"] == other]
-        lines.append((f"V1, {device}", f"every feature and fix acts but {', '.join(idle)}"))
-    on_v2 = [word for word in every if vars(word)["on_v2"]]
-    return [*lines, ("V2", f"only these act: {', '.join(on_v2)}")]

@@ -8,11 +8,8 @@ interrupt a run before every change.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import re
 import stat
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,10 +20,6 @@ STAGED = ".readiness-overlay-"
 
 #: Size limit of the files that are read, in bytes.
 LARGEST = 64 << 20
-
-#: FS_IOC_GETFLAGS, and the flags that also stop root (ioctl_iflags(2)).
-_GET_FLAGS = 0x80086601
-_FLAGS = {0x10: "is immutable (chattr +i)", 0x20: "is append-only (chattr +a)"}
 
 _ACCESS_ACL = "system.posix_acl_access"
 _ACLS = (_ACCESS_ACL, "system.posix_acl_default")
@@ -143,31 +136,6 @@ def holds(path: Path, data: bytes | None) -> bool:
         return read(path) == data
     except FileNotFoundError:
         return data is None and not os.path.lexists(path)
-
-
-def unchangeable(path: Path) -> str | None:
-    """Return a phrase for a flag that stops even root from changing a path, or None."""
-    if not os.path.lexists(path) or os.path.islink(path):
-        return None
-    try:
-        with _opened(path, os.O_RDONLY | os.O_NONBLOCK) as handle:
-            flags = int.from_bytes(fcntl.ioctl(handle, _GET_FLAGS, bytes(8))[:4], sys.byteorder)
-    except OSError:  # The file system has no flags.
-        return None
-    return next((word for flag, word in _FLAGS.items() if flags & flag), None)
-
-
-def mount_points() -> set[str]:
-    """Return all mount points, directories and single files (mountinfo in proc(5))."""
-    try:
-        with open("/proc/self/mountinfo", "rb") as file:
-            points = [line.split(b" ")[4] for line in file]
-    except OSError:
-        return set()
-    return {
-        os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), point))
-        for point in points
-    }
 
 
 def _require_regular(path: Path, status: os.stat_result) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from overlay import bytecode, record
 from overlay.errors import Exit, OverlayError, denied
-from overlay.files import mount_points, prune, remove, remove_if_empty, sync, traits, unchangeable
+from overlay.files import prune, remove, remove_if_empty, sync, traits
 from overlay.pin import PACKAGE
 from overlay.processes import refuse_serving
 from overlay.source import PIN, PROVENANCE
@@ -52,31 +52,17 @@ def exclusive(site: Path, wait: float) -> Iterator[int]:
 
 
 def refuse_unwritable(inspection: Inspection, changed: Iterable[str], force: bool) -> None:
-    """Raise OverlayError if a process serves from the installation, or a file cannot be changed.
+    """Raise OverlayError if a process serves from the installation, or a directory is read-only.
 
     ``changed`` lists the paths to change. ``force`` skips the check of processes.
     """
     if not force:
         refuse_serving(inspection.installation)
-    site, package = inspection.installation.site, inspection.installation.site / PACKAGE
-    files = {site / path for path in (*changed, *inspection.overlay.added)}
-    files |= {pyc for path in files if path.suffix == ".py" for pyc in bytecode.cached(path)}
-    files |= {inspection.installation.record} if inspection.installation.record else set()
-    needed = {file.parent for file in files} | {package.parent}
-    caches = {path.parent / "__pycache__" for path in files if path.suffix == ".py"}
-    mounted = mount_points()
-    for path in sorted(files | needed | caches):
-        reason, way = unchangeable(path), "remove the attribute (chattr -i -a)"
-        if str(path) in mounted and (path in files or path.is_relative_to(package)):
-            reason, way = "is a mount point", "unmount it, or overlay the mounted original"
-        if reason:
-            raise OverlayError(
-                Exit.DENIED,
-                f"{reason}, and can be neither replaced nor removed; nothing was written",
-                subject=path,
-                next_step=f"{way}, and run the same command again",
-            )
-        if path in needed and path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
+    site, record_file = inspection.installation.site, inspection.installation.record
+    folders = {(site / path).parent for path in (*changed, *inspection.overlay.added)}
+    folders |= {(site / PACKAGE).parent} | ({record_file.parent} if record_file else set())
+    for path in sorted(folders):
+        if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
             read_only = os.statvfs(path).f_flag & os.ST_RDONLY
             number = errno.EROFS if read_only else errno.EACCES
             raise denied(OSError(number, os.strerror(number), str(path)), "nothing was written")

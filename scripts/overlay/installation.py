@@ -14,8 +14,6 @@ from overlay.errors import Exit, OverlayError, usage
 from overlay.files import read
 from overlay.interpreter import Interpreter
 
-_VERSION = re.compile(r"^__version__ = (?:version = )?['\"]([^'\"]+)['\"]", re.MULTILINE)
-
 
 @dataclass(frozen=True)
 class Installation:
@@ -185,7 +183,7 @@ def _describe(site: Path, interpreter: Path | None) -> Installation | None:
     dist = dists[0] if dists else None
     name, version = _metadata(dist) if dist else (None, None)
     record = dist / "RECORD" if dist and os.path.lexists(dist / "RECORD") else None
-    return Installation(site, name, version or _own_version(site), record, interpreter)
+    return Installation(site, name, version, record, interpreter)
 
 
 def _distributions(site: Path) -> list[Path]:
@@ -207,11 +205,6 @@ def _metadata(info: Path) -> tuple[str | None, str | None]:
     fields = dict(re.findall(r"^(Name|Version): *(\S+)", head, re.MULTILINE))
     name, _, version = info.stem.partition("-")
     return fields.get("Name", name), fields.get("Version", version or None)
-
-
-def _own_version(site: Path) -> str | None:
-    match = _VERSION.search(_text(site / "vllm" / "_version.py"))
-    return match[1] if match else None
 
 
 def _text(path: Path) -> str:
@@ -252,9 +245,6 @@ def _absent(sites: Iterable[Path], named: str) -> OverlayError:
 
 
 def _editable(site: Path) -> Path | None:
-    marks = ("__editable__*vllm-*", "__editable___vllm_[0-9]*", "vllm.egg-link")
-    for mark in sorted(path for pattern in marks for path in site.glob(pattern)):
-        return mark
     for origin in sorted(site.glob("vllm*.dist-info/direct_url.json")):
         try:
             if json.loads(_text(origin))["dir_info"]["editable"]:

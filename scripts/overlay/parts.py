@@ -1,4 +1,4 @@
-"""Derive an overlay with selected features and fixes, and with the user's own patches."""
+"""Derive an overlay that leaves files unchanged, or that ends with the user's own patches."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
-from overlay import extras, merge, words
+from overlay import merge, words
 from overlay.errors import OverlayError, usage
 from overlay.installation import Installation
-from overlay.patches import SERIES, Patch, Series, dumps
+from overlay.patches import SERIES, Patch, Series, dumps, header_fields
 from overlay.pin import sha256
-from overlay.refusal import options, refusal
+from overlay.refusal import refusal
 from overlay.source import EXTRA, PIN, PROVENANCE, Overlay
 from overlay.state import Inspection, State, inspect
 
 _PATCHES = f"{PROVENANCE}/patches"
+#: Advice for patches of the user's own that cannot be read, or do not apply.
+_AGAIN = (
+    "make each patch again for this overlay (`make edit`, `git apply` in build/edit), and list "
+    "it once in `series`"
+)
 
 #: Maps the given paths to upstream's bytes.
 Upstream = Callable[[Iterable[str]], Mapping[str, bytes]]
@@ -25,7 +30,7 @@ Upstream = Callable[[Iterable[str]], Mapping[str, bytes]]
 
 @dataclass(frozen=True)
 class Choice:
-    """Files to leave unchanged and extra patches, selected on the command line.
+    """Files to leave unchanged or extra patches, selected on the command line.
 
     With ``keep``, a choice of nothing is the installed selection, not the whole overlay.
     """
@@ -39,8 +44,19 @@ def lines(overlay: Overlay) -> Iterator[str]:
     """Yield the left-out features and fixes and the extra patches, as lines of a report."""
     if overlay.pin.without:
         yield f"left out: {', '.join(overlay.pin.without)}"
-    for extra in extras.described(overlay):
+    for extra in described(overlay):
         yield f"extra patch: {extra['name']}, origin: {extra['origin']}"
+
+
+def described(overlay: Overlay) -> list[dict[str, str]]:
+    """Return the name and the one-line origin of each of the user's patches."""
+    return [
+        {
+            "name": patch.name.removeprefix(EXTRA),
+            "origin": " ".join(header_fields(patch.header).get("Origin", "").split()),
+        }
+        for patch in overlay.extra
+    ]
 
 
 def survey(installation: Installation, overlay: Overlay, choice: Choice) -> Inspection:
@@ -52,17 +68,14 @@ def survey(installation: Installation, overlay: Overlay, choice: Choice) -> Insp
     present = recognise(installation, overlay)
     if choice.keep and not choice.leave and choice.extra is None:
         return present
-    without = _left_out(overlay, choice) if choice.leave else frozenset()
-    extra = [] if choice.extra is None else extras.load(Path(choice.extra), overlay)
-    for path in sorted({path for patch in extra for path in patch.paths} & {*choice.leave}):
-        raise usage("is left out by --leave, and an extra patch changes it", "choose one", path)
-    asked = options(choice.leave, choice.extra)
+    if choice.leave and choice.extra is not None:
+        raise usage("--leave and --extra exclude each other", "choose one")
+    without = _left_out(overlay, choice.leave)
+    extra = [] if choice.extra is None else _load(choice.extra)
     whole = present if present.overlay is overlay else inspect(installation, overlay)
-    upstream = partial(upstream_bytes, replace(whole, asked=asked))
-    target = derive(overlay, without, extra, upstream)
-    if target.pin_bytes != present.overlay.pin_bytes:
-        present = inspect(installation, target)
-    return replace(present, asked=asked)
+    target = derive(overlay, without, extra, partial(upstream_bytes, whole))
+    same = target.pin_bytes == present.overlay.pin_bytes
+    return present if same else inspect(installation, target)
 
 
 def recognise(installation: Installation, overlay: Overlay) -> Inspection:
@@ -78,25 +91,32 @@ def recognise(installation: Installation, overlay: Overlay) -> Inspection:
         laid = Overlay.installed(installation.site)
         if laid is None or laid.pin.overlay != overlay.pin.overlay:
             return whole
-        without, extra = frozenset(laid.pin.without), laid.extra
-        if not (without or extra) or not _sound(overlay, without, extra):
-            return whole
-        part = derive(overlay, without, extra, partial(upstream_bytes, whole), laid=True)
+        without = words.closed(overlay, laid.pin.without)
+        part = derive(overlay, without, laid.extra, partial(upstream_bytes, whole))
     except OverlayError:
         return whole
     return inspect(installation, part) if part.pin_bytes == laid.pin_bytes else whole
 
 
-def _sound(overlay: Overlay, without: frozenset[str], extra: Iterable[Patch]) -> bool:
-    """Return whether ``apply`` accepts these left-out names and extra patches."""
-    if without and words.closed(overlay, without) != without:
-        return False
-    return all(patch.paths.issubset(overlay.pin.upstream) for patch in extra)
+def _load(folder: str) -> list[Patch]:
+    """Read the patches in a directory's ``series``; their names get :data:`EXTRA`."""
+    if not folder:
+        raise usage("--extra is empty", "name a directory of patches, or omit --extra=")
+    directory = Path(folder).absolute()
+    try:
+        patches = Series.load(directory).patches
+    except OverlayError as error:
+        raise usage(error.reason, _AGAIN, directory / (error.subject or "")) from None
+    if not patches:
+        listing = directory / SERIES
+        raise usage("lists no patch", "list the patches to apply, or omit --extra=", listing)
+    return [replace(patch, name=EXTRA + patch.name) for patch in patches]
 
 
-def _left_out(base: Overlay, choice: Choice) -> frozenset[str]:
+def _left_out(base: Overlay, leave: Iterable[str]) -> frozenset[str]:
+    """Return the features and fixes that change the files ``leave``, and their dependents."""
     without: frozenset[str] = frozenset()
-    for path in choice.leave:
+    for path in leave:
         if path not in base.pin.upstream:
             raise usage(
                 "is not a file that the overlay changes",
@@ -137,46 +157,37 @@ def upstream_bytes(whole: Inspection, paths: Iterable[str]) -> Mapping[str, byte
 
 
 def derive(
-    base: Overlay,
-    without: Collection[str],
-    extra: Sequence[Patch],
-    upstream: Upstream,
-    laid: bool = False,
+    base: Overlay, without: Collection[str], extra: Sequence[Patch], upstream: Upstream
 ) -> Overlay:
-    """Derive a part of an overlay, followed by the user's patches.
-
-    With ``laid``, the patches ``extra`` come from an installation: their line numbers refer to the
-    result of the part, not of the whole series.
+    """Derive the overlay without features and fixes, or followed by the user's patches.
 
     Raises:
-        OverlayError: the selection is empty, upstream's bytes are not available, or a patch does
-            not apply, depends on a patch that is left out, or stops a module from compiling.
+        OverlayError: upstream's bytes are not available, or a patch does not apply or changes a
+            file that the overlay does not.
     """
     if not without and not extra:
         return base
-    kept = [patch for patch in base.series.patches if words.stays(patch, without)]
-    theirs = {path for patch in extra for path in patch.paths}
-    paths = {f.path for patch in kept for f in patch.files if not words.is_mark(f)} | theirs
-    paths = paths if without else set(base.targets)
-    if not paths:
-        raise usage("the selection is empty", "run `revert` to remove the overlay")
-    before = upstream(sorted(paths))
-    series = base.series if laid else Series([*base.series.patches, *extra])
-    names = {patch.name for patch in (*kept, *extra)}
+    if without:
+        kept = [patch for patch in base.series.patches if words.stays(patch, without)]
+        paths = {f.path for patch in kept for f in patch.files if not words.is_mark(f)}
+        before = upstream(sorted(paths))
+        names = {patch.name for patch in kept}
+        series = merge.part(base.series, names, paths, before.__getitem__)
+    else:
+        series = Series([*base.series.patches, *extra])
+        if unknown := sorted(series.paths() - set(base.targets)):
+            raise usage(
+                "an extra patch changes it, and the overlay does not: a revert could not verify "
+                "upstream's bytes of it",
+                "apply this change with `patch -p1`: the overlay ignores files that it does not "
+                "change",
+                unknown[0],
+            )
+        before = upstream(base.targets)
     try:
-        if without:
-            series = merge.part(series, names, paths, before.__getitem__)
-        if laid:
-            series = Series([*series.patches, *extra])
         after = {path: series.apply(path, data) for path, data in before.items()}
-    except merge.DependentError as error:
-        raise _dependent(base, error) from None
     except OverlayError as error:
-        raise usage(f"{error.subject}: {error.reason}", extras.AGAIN) from None
-    for path in () if laid else sorted(theirs):
-        if reason := extras.no_python(path, after[path]):
-            reason = f"no longer compiles with the extra patches: {reason}"
-            raise usage(reason, extras.AGAIN, path)
+        raise usage(f"{error.subject}: {error.reason}", _AGAIN) from None
     files = {f"{_PATCHES}/{patch.name}": dumps(patch) for patch in series.patches}
     files[f"{_PATCHES}/{SERIES}"] = "".join(f"{p.name}\n" for p in series.patches).encode()
     modules = {path for path in base.pin.added if not path.startswith(f"{_PATCHES}/")}
@@ -189,17 +200,3 @@ def derive(
     )
     data = pin.dumps(by="`apply`, of a part or with patches of the user's own").encode()
     return Overlay(base.root, pin, data, series, {**files, PIN: data}, base)
-
-
-def _dependent(base: Overlay, error: merge.DependentError) -> OverlayError:
-    by_name: dict[str, Patch] = {patch.name: patch for patch in base.series.patches}
-    needed = words.served(by_name[error.other]) if error.other in by_name else None
-    keep = f"keep {', '.join(sorted(needed or ()))}"
-    name = error.patch.removeprefix(EXTRA)
-    served = words.served(by_name[error.patch]) if error.patch in by_name else None
-    also = f"leave out {', '.join(sorted(served))}" if served else f"do without {name}"
-    return usage(
-        f"{name} changes lines that {error.other} adds, and cannot be applied without it",
-        f"{keep}, or {also}",
-        error.path,
-    )

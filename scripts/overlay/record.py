@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Iterable, Mapping
 
 from overlay.patches import split_lines
@@ -19,8 +18,8 @@ from overlay.pin import PACKAGE
 
 def row(path: str, data: bytes) -> bytes:
     """Return the row of a file, without a line end."""
-    digest = _encoded(hashlib.sha256(data).digest())
-    return b"%s,sha256=%s,%d" % (path.encode(), digest.encode(), len(data))
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
+    return b"%s,sha256=%s,%d" % (path.encode(), digest, len(data))
 
 
 def overlay(data: bytes, changed: Mapping[bytes, bytes], added: Iterable[bytes]) -> bytes:
@@ -53,26 +52,6 @@ def restore(data: bytes, changed: Mapping[bytes, bytes]) -> bytes:
 def rows_of_ours(data: bytes) -> list[bytes]:
     """Return the rows of our own files, without line ends."""
     return [line.rstrip(b"\r\n") for line in split_lines(data) if _is_ours(line)]
-
-
-def paths(data: bytes) -> set[str]:
-    """Return the listed paths, verbatim."""
-    return {os.fsdecode(line.partition(b",")[0]) for line in split_lines(data)}
-
-
-def disagrees(data: bytes, digests: Mapping[str, str]) -> bool:
-    """Return whether a row of our modules disagrees with ``digests``, path to SHA-256."""
-    for line in rows_of_ours(data):
-        path, _, rest = os.fsdecode(line).partition(",")
-        if path.endswith(".py"):
-            expected = b"" if path not in digests else bytes.fromhex(digests[path])
-            if not rest.startswith(f"sha256={_encoded(expected)},"):
-                return True
-    return False
-
-
-def _encoded(digest: bytes) -> str:
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def _is_ours(line: bytes) -> bool:

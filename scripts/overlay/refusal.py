@@ -1,30 +1,15 @@
-"""Errors for foreign installations, each with the next step, and who has changed a file."""
+"""Errors for foreign installations, each with the next step."""
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timezone
+from collections.abc import Sequence
 
-from overlay import record
 from overlay.errors import Exit, OverlayError
-from overlay.files import read
-from overlay.patches import split_lines
 from overlay.pin import PACKAGE
 from overlay.source import MARK, PIN, PROVENANCE, Overlay
-from overlay.state import LINES, ROWS, FileState, Inspection, State
-from overlay.words import leaving, words_of
-
-#: Placeholder for an unknown directory of extra patches.
-UNKNOWN = "DIR"
-#: What the message about another version says of this one, by :attr:`Inspection.downgrades`.
-_ORDER = {False: "", True: ", which is older", None: ", and their order is unknown"}
-#: A comment in which a patcher names itself. The upstream files that we patch have none.
-_PATCHER = re.compile(
-    rb"^\s*#.*\b((patched|modified|changed|edited|ported)\s+by|back-?ported|patched\s+for)\b",
-    re.IGNORECASE,
-)
+from overlay.state import FileState, Inspection, State
+from overlay.words import words_of
 
 
 def refuse_foreign(inspection: Inspection) -> None:
@@ -60,7 +45,7 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
     if installed and file.path in installed.paths:
         if inspection.replaceable:
             part = "in part " if installed.state is State.PARTIAL else ""
-            order = _ORDER[inspection.downgrades]
+            order = ", which is older" if inspection.downgrades else ""
             return OverlayError(
                 Exit.FOREIGN,
                 f"is overlaid {part}by overlay {inspection.installed_version}; "
@@ -76,12 +61,10 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
         reason = f"is neither upstream's nor {whose}'s"
         next_step = f"save your change elsewhere and {again}"
         if leaving := _leaving(inspection, files):
-            next_step += f"; or leave this file out: {leaving}"
+            next_step += f"; or leave this file to the other program: add {leaving}"
     elif needed:
         reason = f"is missing or damaged, and {whose} cannot be reverted without it"
         next_step = again
-    elif file.description in (LINES, ROWS):
-        reason, next_step = f"has {file.description}, and no pin names that version", again
     elif inspection.file(PIN).state is State.PRISTINE and file.path.startswith(PACKAGE):
         # The tool writes the pin first, and removes it last.
         reason = "is a file of another version of the overlay, and no pin names that version"
@@ -133,7 +116,7 @@ def _unknown(inspection: Inspection) -> OverlayError:
 
 
 def _leaving(inspection: Inspection, files: Sequence[FileState]) -> str | None:
-    """Return the ``apply`` command that also leaves these files unchanged; None if impossible."""
+    """Return the options of ``apply`` that leave these files unchanged; None if impossible."""
     base = inspection.overlay.base or inspection.overlay
     paths = [file.path for file in files if file.path in base.pin.upstream]
     laid = (inspection.by_installed or inspection).overlay
@@ -143,36 +126,15 @@ def _leaving(inspection: Inspection, files: Sequence[FileState]) -> str | None:
         return None
     if not paths or not all(words_of(base, path) for path in paths):
         return None
-    return _apply(inspection, (f"--leave={path}" for path in paths))
+    return " ".join(f"--leave={path}" for path in paths)
 
 
 def laying(inspection: Inspection) -> str:
-    """Return the ``apply`` command for the selected part, by default the installed part."""
-    return _apply(inspection, ())
-
-
-def options(leave: Iterable[str], extra: str | None) -> tuple[str, ...]:
-    """Return the options of ``apply`` that leave files unchanged and add a directory of patches."""
-    named = [f"--extra={shlex.quote(extra)}"] if extra else []
-    return (*(f"--leave={path}" for path in leave), *named)
-
-
-def _apply(inspection: Inspection, more: Iterable[str]) -> str:
-    named = [*_asked(inspection), *more]
-    if inspection.replaceable and inspection.downgrades is not False:
-        named.append("--allow-downgrade")
-    return f"`{' '.join(('apply', *dict.fromkeys(named)))}`"
-
-
-def _asked(inspection: Inspection) -> tuple[str, ...]:
-    if inspection.asked is not None:
-        return inspection.asked
-    overlay, installed = inspection.overlay, inspection.by_installed
-    if installed and installed.overlay.pin.overlay == overlay.pin.overlay:
-        overlay = installed.overlay
-    base = inspection.overlay.base or inspection.overlay
-    files = leaving(base, frozenset(overlay.pin.without))
-    return options(files, UNKNOWN if overlay.extra else None)
+    """Return the ``apply`` command, with a reminder of the options of a part."""
+    flag = " --allow-downgrade" if inspection.replaceable and inspection.downgrades else ""
+    parts = (inspection.overlay, (inspection.by_installed or inspection).overlay)
+    options = " with its --leave or --extra" if any(part.selection for part in parts) else ""
+    return f"`apply{flag}`{options}"
 
 
 def _expected(overlay: Overlay, path: str, needed: bool = False) -> str | None:
@@ -181,33 +143,3 @@ def _expected(overlay: Overlay, path: str, needed: bool = False) -> str | None:
         before = overlay.pin.upstream[path]
         return f"SHA-256 {before} (vLLM {overlay.pin.release}) or {after} (overlaid)"
     return f"SHA-256 {after}{'' if needed else ', or nothing'}" if after else None
-
-
-def describe(inspection: Inspection, file: FileState) -> list[str]:
-    """Return a sentence for each comment of a patcher, and the package with these bytes.
-
-    Returns nothing for an absent file, or for a file that the overlay does not change.
-    """
-    if file.data is None or file.path not in inspection.overlay.pin.upstream:
-        return []
-    return [*_marks(file.data), _package(inspection, file, file.data)]
-
-
-def _marks(data: bytes) -> Iterator[str]:
-    for number, line in enumerate(split_lines(data), 1):
-        if _PATCHER.search(line) and MARK not in line:
-            yield f"line {number} says: {line.decode(errors='replace').strip()[:100]}"
-
-
-def _package(inspection: Inspection, file: FileState, data: bytes) -> str:
-    """Return the package whose RECORD lists the file's bytes, or their time of modification."""
-    site, now = inspection.installation.site, record.row(file.path, data)
-    for path in sorted(site.glob("*.dist-info/RECORD")):
-        try:
-            rows = [line.rstrip(b"\r\n") for line in split_lines(read(path))]
-        except OSError:
-            continue
-        if now in rows:
-            return f"{path.parent.name} installed it: its RECORD lists these bytes"
-    time = datetime.fromtimestamp((site / file.path).stat().st_mtime, timezone.utc)
-    return f"no package's RECORD lists these bytes; last modified on {time:%Y-%m-%d %H:%M UTC}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 import stat
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,18 +13,11 @@ from pathlib import Path
 from overlay import bytecode, record
 from overlay import pin as pins
 from overlay.errors import OverlayError, denied
-from overlay.files import STAGED, head, odd, read, staged_in
+from overlay.files import STAGED, odd, read, staged_in
 from overlay.installation import Installation
 from overlay.interpreter import Hung
 from overlay.pin import PACKAGE, sha256
-from overlay.source import MARK, PIN, PROVENANCE, Overlay
-from overlay.versions import newer
-
-#: Descriptions of traces of a version without provenance.
-LINES = "lines of another version of the overlay"
-ROWS = "rows of another version of the overlay"
-#: Number of bytes at the top of a file that are searched for the mark.
-_TOP = 1024
+from overlay.source import PIN, PROVENANCE, Overlay
 
 
 class State(enum.Enum):
@@ -66,7 +60,6 @@ class Inspection:
         record: the state of RECORD, or None without one.
         leftovers: staged files of a killed run, and our own directory if it is empty.
         stale: bytecode that Python would run although it is not that of its source.
-        asked: the options of `apply` for the part selected by options; None without options.
     """
 
     installation: Installation
@@ -76,7 +69,6 @@ class Inspection:
     record_bytes: bytes = b""
     leftovers: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
-    asked: tuple[str, ...] | None = None
 
     @property
     def state(self) -> State:
@@ -180,10 +172,11 @@ class Inspection:
         return version + overlay.selection
 
     @property
-    def downgrades(self) -> bool | None:
-        """Whether the installed version is newer than this one; None if the order is unknown."""
-        installed = self.by_installed or self
-        return newer(installed.overlay.pin.overlay, self.overlay.pin.overlay)
+    def downgrades(self) -> bool:
+        """Whether the numbers of the installed version are higher than this one's."""
+        versions = (each.overlay.pin.overlay for each in (self.by_installed or self, self))
+        installed, ours = ([*map(int, re.findall(r"\d{1,9}", text))] for text in versions)
+        return installed > ours
 
     def pristine(self, path: str) -> bytes:
         """Return a target's pristine bytes, from the pristine or the overlaid file."""
@@ -223,8 +216,6 @@ def inspect(installation: Installation, overlay: Overlay) -> Inspection:
         _inspect_leftovers(inspection)
         if installation.record and inspection.state is not State.FOREIGN:
             _inspect_record(inspection, installation.record)
-        if inspection.state in (State.PRISTINE, State.PARTIAL):
-            _inspect_others(inspection)
     except OSError as error:
         raise denied(error, "the installation cannot be inspected") from None
     return inspection
@@ -338,10 +329,6 @@ def _inspect_record(inspection: Inspection, path: Path) -> None:
         inspection.files.append(_foreign(name, "not a plain file"))
         return
     data = inspection.record_bytes = read(path)
-    modules = (inspection.overlay.base or inspection.overlay).pin.result
-    if inspection.file(PIN).state is State.PRISTINE and record.disagrees(data, modules):
-        inspection.files.append(_foreign(name, ROWS))
-        return
     restored = record.restore(data, inspection.changed_rows)
     listed = record.rows_of_ours(data)
     needed = {
@@ -357,20 +344,3 @@ def _inspect_record(inspection: Inspection, path: Path) -> None:
         inspection.record = State.OVERLAID
     else:
         inspection.record = State.PARTIAL
-
-
-def _inspect_others(inspection: Inspection) -> None:
-    """Look for lines of other versions in files that this version does not change.
-
-    Only the top of each module is read. Modules that a RECORD does not list are skipped.
-    """
-    site = inspection.installation.site
-    listed = record.paths(inspection.record_bytes) if inspection.record else None
-    ours = inspection.paths
-    for file in sorted((site / "vllm").rglob("*.py")):
-        path = str(file.relative_to(site))
-        if path in ours or path.startswith(PACKAGE + "/") or file.name.startswith(STAGED):
-            continue
-        lines = head(file, _TOP).splitlines() if listed is None or path in listed else []
-        if any(line.startswith(b"#") and MARK in line for line in lines):
-            inspection.files.append(_foreign(path, LINES))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from types import SimpleNamespace
 
 from overlay.patches import FilePatch, Patch, header_fields
@@ -30,8 +30,10 @@ def registry(overlay: Overlay) -> SimpleNamespace:
     return SimpleNamespace(**names)
 
 
-def closed(overlay: Overlay, names: Iterable[str]) -> frozenset[str]:
+def closed(overlay: Overlay, names: Collection[str]) -> frozenset[str]:
     """Return features and fixes, and their dependents; OverlayError as for :func:`registry`."""
+    if not names:
+        return frozenset()
     known = registry(overlay)
     kept: frozenset[str] = known.without(names, known.ALL)
     return frozenset(known.ALL) - kept
@@ -71,19 +73,3 @@ def words_of(overlay: Overlay, path: str) -> frozenset[str] | None:
                 return None
             words |= names
     return frozenset(words)
-
-
-def leaving(overlay: Overlay, without: frozenset[str]) -> tuple[str, ...]:
-    """Return files whose words, with their dependents, are ``without``; empty if there are none.
-
-    ``overlay`` is the whole overlay. A part that an earlier version laid by words may have none.
-    """
-    by_path = {path: words_of(overlay, path) for path in overlay.targets} if without else {}
-    within = {path: words for path, words in by_path.items() if words and words <= without}
-    chosen: list[str] = []
-    names: frozenset[str] = frozenset()
-    for path in sorted(within, key=lambda path: (-len(within[path]), path)):
-        if not within[path] <= names:
-            chosen.append(path)
-            names = closed(overlay, names | within[path])
-    return tuple(sorted(chosen)) if names == without else ()

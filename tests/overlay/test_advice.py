@@ -6,9 +6,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from overlay import cli, hints
@@ -19,6 +18,7 @@ from support import mini, sites
 from support.sites import REPO, run, snapshot
 
 LEAVE = "--leave=vllm/v1/two.py"
+TOOL = f"python3 {REPO}/scripts/overlay"
 ONE = "vllm/one.py"
 
 
@@ -40,98 +40,52 @@ def no_patch(site: Path) -> None:
     shutil.rmtree(site / PACKAGE / "provenance" / "patches")
 
 
-class Case(NamedTuple):
-    """A command that fails with an advice.
-
-    Attributes:
-        laid: the options of the `apply` before, or None for none.
-        damage: what happens to the installation then.
-        command: the command that fails.
-        lays: the options of the `apply` that it should advise.
-    """
-
-    laid: Sequence[str] | None
-    damage: Callable[[Path], None]
-    command: Sequence[str]
-    lays: Sequence[str]
-
-
-EXTRA = "--extra=my own"
-CHOICES: Sequence[Sequence[str]] = ([], [LEAVE], [EXTRA], [LEAVE, EXTRA])
-CASES = [
-    # Nothing is laid, or another part than the one that is asked for.
-    *(Case(None, nothing, ["verify", *each], each) for each in CHOICES),
-    *(Case([], nothing, ["verify", *each], each) for each in CHOICES[1:]),
-    *(Case(each, nothing, ["verify", LEAVE, EXTRA], [LEAVE, EXTRA]) for each in CHOICES[:3]),
-    # It was cut off: what is installed, or what is asked for.
-    *(Case(each, cut, ["verify"], each) for each in CHOICES),
-    *(Case(each, cut, ["status"], each) for each in CHOICES),
-    *(Case(each, cut, ["verify", *each], each) for each in CHOICES),
-    # A file was edited: vLLM is to be reinstalled first.
-    *(Case(each, edit, [command], each) for each in CHOICES for command in ("verify", "revert")),
-    *(Case(each, edit, ["verify", *each], each) for each in CHOICES),
-    *(Case(each, edit, ["apply", LEAVE], [LEAVE]) for each in CHOICES),
-    *(Case(each, edit, ["apply"], []) for each in CHOICES),
-    *(Case(each, no_patch, ["verify"], each) for each in CHOICES[1:2]),
+#: Options of the `apply` before, if any, the damage then, and the commands that fail.
+CASES: list[tuple[list[str] | None, Callable[[Path], None], list[str]]] = [
+    (None, nothing, ["verify"]),
+    ([], cut, ["verify", "status"]),
+    ([], edit, ["apply", "verify", "revert"]),
+    ([], no_patch, ["verify"]),
+    ([LEAVE], cut, ["verify"]),
+    ([LEAVE], edit, ["verify", "revert"]),
 ]
 
 
-def advised(text: str, site: Path) -> list[list[str]]:
-    """The commands in a text, each as its words behind the program and the target."""
-    commands = [shlex.split(command) for command in re.findall(r"`([^`]+)`", text)]
-    for words in commands:
-        assert words[:2] == ["python3", str(REPO / "scripts" / "overlay")]
-        words.remove(f"--site={site}")
-    return [words[2:] for words in commands]
-
-
-def names(case: Case) -> str:
-    laid = "nothing" if case.laid is None else " ".join(case.laid) or "whole"
-    return f"{laid}, {case.damage.__name__}, {' '.join(case.command)}"
-
-
-@pytest.mark.parametrize("case", CASES, ids=names)
+@pytest.mark.parametrize(("laid", "damage", "commands"), CASES)
 def test_the_advice_does_what_it_says(
     tmp_path: Path,
     worded: Overlay,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    case: Case,
+    laid: list[str] | None,
+    damage: Callable[[Path], None],
+    commands: list[str],
 ) -> None:
-    mini.extra(tmp_path / "my own")
-    monkeypatch.chdir(tmp_path)
+    """With the options of the installed part, of which the advice reminds."""
     site = mini.install(tmp_path / "site")
-    pristine = snapshot(site)
-    expected = mini.install(tmp_path / "expected")
-    assert cli.main(["apply", "--site", str(expected), *case.lays]) == Exit.DONE
-    if case.laid is not None:
-        assert cli.main(["apply", "--site", str(site), *case.laid]) == Exit.DONE
-    case.damage(site)
-    capsys.readouterr()
-    command, *options = case.command
-    assert cli.main([command, "--site", str(site), *options]) != Exit.DONE
-    text = "".join(capsys.readouterr())
-    reverts = False
-    commands = advised(text.replace("=DIR", "='my own'"), site)
-    for number, words in enumerate(commands):
-        assert words[0] in ("apply", "revert"), text
-        again = Path(shutil.copytree(site, tmp_path / f"again {number}", symlinks=True))
-        if "reinstall vllm" in text:
-            shutil.rmtree(again)
-            mini.install(again)
-        assert cli.main([words[0], "--site", str(again), *words[1:]]) == Exit.DONE, text
-        if words[0] == "revert":
-            reverts = True
-            assert snapshot(again) == pristine
-            continue
-        assert snapshot(again) == snapshot(expected), text
-        asked = [] if command == "revert" else options
-        assert cli.main(["verify", "--site", str(again), *asked]) == Exit.DONE
-    assert "apply" in {words[0] for words in commands}, text
-    assert reverts is (" revert --site=" in text)
+    states = {"revert": snapshot(site)}
+    options = laid or []
+    if laid is not None:
+        assert cli.main(["apply", "--site", str(site), *options]) == Exit.DONE
+        states["apply"] = snapshot(site)
+    damage(site)
+    for number, command in enumerate(commands):
+        capsys.readouterr()
+        assert cli.main([command, "--site", str(site)]) != Exit.DONE
+        text = "".join(capsys.readouterr())
+        advised = [shlex.split(line) for line in re.findall(r"`([^`]+)`", text)]
+        assert "apply" in {words[2] for words in advised}, text
+        assert (" with its --leave or --extra" in text) is bool(options)
+        for program, tool, name, *rest in advised:
+            assert (program, tool, rest) == ("python3", TOOL.split()[1], [f"--site={site}"])
+            again = Path(shutil.copytree(site, tmp_path / f"{number} {name}", symlinks=True))
+            if "reinstall vllm" in text:
+                shutil.rmtree(again)
+                mini.install(again)
+            more = options if name == "apply" else []
+            assert cli.main([name, "--site", str(again), *more]) == Exit.DONE, text
+            assert snapshot(again) == states.get(name, snapshot(again)), text
 
 
-TOOL = f"python3 {REPO}/scripts/overlay"
 STARTS = {
     "make": "make --no-print-directory --silent verify SITE={site}",
     "python3": TOOL + " verify --site={site}",

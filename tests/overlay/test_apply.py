@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from overlay import bytecode, cli, interpreter, refusal
+from overlay import bytecode, cli, interpreter
 from overlay.errors import Exit, OverlayError
 from overlay.install import exclusive
 from overlay.interpreter import MARK
@@ -142,19 +142,6 @@ def test_a_foreign_file_is_refused_and_named(site: Path, damage: Callable[[Path]
                 for part in (str(site / RUNNER), OVERLAY.pin.upstream[RUNNER], "found", "next"):
                     assert part in refused.stderr
         assert statuses() == before
-
-
-def test_what_is_known_of_an_edit_is_told_and_it_survives(site: Path) -> None:
-    """No upstream file that the overlay changes has a comment that names a patcher."""
-    assert not [p for p in OVERLAY.targets if list(refusal._marks((site / p).read_bytes()))]
-    (site / RUNNER).write_bytes((site / RUNNER).read_bytes() + b"# patched by another program\n")
-    before = snapshot(site)
-    for command in ("apply", "revert"):
-        assert run(command, "--site", site).returncode == Exit.FOREIGN
-    shown = run("status", "--site", site).stdout
-    assert "says: # patched by another program" in shown
-    assert "no package's RECORD lists these bytes" in shown
-    assert snapshot(site) == before
 
 
 def test_files_that_we_do_not_change_are_not_read(site: Path) -> None:
@@ -518,7 +505,6 @@ def test_diff_shows_the_seams_in_context(site: Path) -> None:
     assert " class GPUModelRunner(" in pristine
     run("apply", "--site", site)
     assert run("diff", "--site", site).stdout == pristine
-    assert len(run("diff", "--site", site, "--full").stdout) > 300_000
     patch = subprocess.run(
         ["git", "apply", "--reverse", "--check", "-"],
         cwd=site,

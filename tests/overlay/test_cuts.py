@@ -157,7 +157,7 @@ def case(request: pytest.FixtureRequest, scratch: Path, usual_umask: None) -> Ca
         overlay = mini.worded(scratch / "overlay")
         choice = ["--leave=vllm/v1/two.py"]
         if files == "extra":
-            choice.append(f"--extra={mini.extra(scratch / 'extra')}")
+            choice = [f"--extra={mini.extra(scratch / 'extra')}"]
         if files == "part of whole":
             older = mini.install(scratch / "older")
             mini.lay(overlay, older)
@@ -186,8 +186,8 @@ MORE = [
     pytest.param(("part", None, 1), id="a part"),
     pytest.param(("part of whole", None, 5), id="some cuts in a part over the whole"),
     pytest.param(("part of whole", None, 1), id="a part over the whole", marks=pytest.mark.slow),
-    pytest.param(("extra", None, 5), id="some cuts in a part and an extra patch"),
-    pytest.param(("extra", None, 1), id="a part and an extra patch", marks=pytest.mark.slow),
+    pytest.param(("extra", None, 5), id="some cuts in an extra patch"),
+    pytest.param(("extra", None, 1), id="an extra patch", marks=pytest.mark.slow),
     pytest.param(
         ("older", sys.executable, 1), id="another version with bytecode", marks=pytest.mark.slow
     ),

@@ -44,7 +44,7 @@ def part(folder: Path) -> Path:
     return site
 
 
-CHOICES: Sequence[Sequence[str]] = ([], [LEAVE], ["--extra=mine"], [LEAVE, "--extra=mine"])
+CHOICES: Sequence[Sequence[str]] = ([], [LEAVE], ["--extra=mine"])
 
 
 @pytest.mark.parametrize("options", CHOICES, ids=" ".join)

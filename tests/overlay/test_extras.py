@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from overlay import cli
-from overlay import words as vocabulary
 from overlay.errors import Exit
 from overlay.patches import Series
 from overlay.pin import PACKAGE, sha256
@@ -19,22 +18,14 @@ from support import mini
 from support.checkouts import git, make
 from support.sites import OVERLAY, REPO, UPSTREAM, run, snapshot, status
 
-#: Files that our patches change: one that has many, one that a single word serves; and another.
+#: Files that our patches change, and another.
 RUNNER = "vllm/v1/worker/gpu_model_runner.py"
 LOGPROBS = "vllm/v1/engine/output_processor.py"
 WORKER = "vllm/v1/worker/gpu_worker.py"
-#: Leaves out everything that changes the worker, and more.
-PART = "--leave=vllm/v1/worker/gpu_input_batch.py"
+PART = f"--leave={LOGPROBS}"
 OTHER = "vllm/logger.py"
 PATCHES = f"{PACKAGE}/provenance/patches"
-STATED = {
-    "Description": "some",
-    "How": "by hand",
-    "Bug": "none",
-    "Origin": "vendor, https://localhost/1\n and more",
-    "Forwarded": "no",
-    "Drop-When": "never",
-}
+HEADER = "Origin: vendor, https://localhost/1\n and more\n\n"
 
 
 def whole(path: str) -> bytes:
@@ -64,8 +55,7 @@ def patch_of(folder: Path, files: dict[str, bytes], before: Callable[[str], byte
     change = subprocess.run(["sh", "-c", command], cwd=tree, check=True, capture_output=True).stdout
     folder.mkdir(exist_ok=True)
     name = f"{len([*folder.glob('*.patch')]) + 1:04}-some.patch"
-    header = "".join(f"{field}: {text}\n" for field, text in STATED.items())
-    (folder / name).write_bytes(f"{header}\n".encode() + change)
+    (folder / name).write_bytes(HEADER.encode() + change)
     with (folder / "series").open("a") as series:
         series.write(f"{name}\n")
     return folder
@@ -78,37 +68,28 @@ def extra(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return patch_of(folder, {path: marked(path, "mine") for path in (RUNNER, WORKER)})
 
 
-@pytest.mark.parametrize("part", [[], [PART]])
-def test_a_patch_is_laid_behind_ours_and_taken_off(
-    site: Path, extra: Path, part: Sequence[str]
-) -> None:
+def test_a_patch_is_laid_behind_ours_and_taken_off(site: Path, extra: Path) -> None:
     before = snapshot(site)
-    run("apply", "--site", site, *part, code=Exit.DONE)
+    run("apply", "--site", site, code=Exit.DONE)
     ours = {path: (site / path).read_bytes() for path in (RUNNER, WORKER)}
-    run("apply", "--site", site, "--extra", extra, *part, code=Exit.DONE)
+    run("apply", "--site", site, "--extra", extra, code=Exit.DONE)
     for path, data in ours.items():
         laid = (site / path).read_bytes()
-        comments = laid.count(b"  # mine\n")
-        assert comments > 10
-        if part and path == WORKER:
-            assert b"Changed by vllm-readiness-overlay" in laid, "no patch of ours changes it"
-            assert laid.count(b"\n") == data.count(b"\n") + 3 + 1
-        else:
-            assert laid.replace(b"  # mine\n", b"\n") == data + b"# mine\n"
+        assert laid.count(b"  # mine\n") > 10
+        assert laid.replace(b"  # mine\n", b"\n") == data + b"# mine\n"
     report = status(site)
     assert report["state"] == "overlaid"
     named = {"name": "0001-some.patch", "origin": "vendor, https://localhost/1 and more"}
     assert report["extra"] == [named]
     shown = run("status", "--site", site).stdout
     assert f"extra patch: {named['name']}, origin: {named['origin']}" in shown
-    for options in ([], ["--extra", extra, *part]):
+    for options in ([], ["--extra", extra]):
         assert run("verify", "--site", site, *options).returncode == Exit.DONE
-    again = run("apply", "--site", site, "--extra", extra, *part)
+    again = run("apply", "--site", site, "--extra", extra)
     assert "nothing to do" in again.stdout
     assert f"{PATCHES}/extra-0001-some.patch" in {file["path"] for file in report["files"]}
-    if not part:
-        kept = (site / PATCHES / "extra-0001-some.patch").read_bytes()
-        assert kept == (extra / "0001-some.patch").read_bytes()
+    kept = (site / PATCHES / "extra-0001-some.patch").read_bytes()
+    assert kept == (extra / "0001-some.patch").read_bytes()
     assert run("revert", "--site", site).returncode == Exit.DONE
     assert snapshot(site) == before
 
@@ -140,8 +121,7 @@ def test_several_patches_build_on_one_another(site: Path, tmp_path: Path) -> Non
     first = marked(RUNNER, "one")
     folder = patch_of(tmp_path / "extra", {RUNNER: first})
     patch_of(folder, {RUNNER: first.replace(b"# one", b"# two")}, lambda _: first)
-    part = "--leave=vllm/v1/worker/block_table.py"
-    assert run("apply", "--site", site, "--extra", folder, part).returncode == Exit.DONE
+    assert run("apply", "--site", site, "--extra", folder).returncode == Exit.DONE
     laid = (site / RUNNER).read_bytes()
     assert (laid.count(b"# one"), laid.count(b"# two")) == (0, first.count(b"# one"))
     assert [each["name"] for each in status(site)["extra"]] == [
@@ -151,27 +131,13 @@ def test_several_patches_build_on_one_another(site: Path, tmp_path: Path) -> Non
     assert run("verify", "--site", site).returncode == Exit.DONE
 
 
-def refused(site: Path, folder: Path, *parts: str, code: Exit = Exit.USAGE) -> None:
+def refused(site: Path, folder: Path, *parts: str, options: Sequence[str] = ()) -> None:
     before = snapshot(site)
     for command in (["apply"], ["apply", "--dry-run"], ["verify"], ["doctor"]):
-        done = run(*command, "--site", site, "--extra", folder, code=code)
+        done = run(*command, "--site", site, "--extra", folder, *options, code=Exit.USAGE)
         for part in parts:
             assert part in done.stdout + done.stderr
     assert snapshot(site) == before
-
-
-@pytest.mark.parametrize("field", STATED)
-@pytest.mark.parametrize("left", ["", None])
-def test_provenance_is_stated(
-    site: Path, extra: Path, tmp_path: Path, field: str, left: str | None
-) -> None:
-    folder = shutil.copytree(extra, tmp_path / "extra")
-    file = folder / "0001-some.patch"
-    lines = re.sub(
-        rf"(?m)^{field}:.*\n( .*\n)*", "" if left is None else f"{field}:\n", file.read_text()
-    )
-    file.write_text(lines)
-    refused(site, folder, f"{file}: ", f"field {field} is empty: provenance cannot be inferred")
 
 
 def test_a_file_that_the_overlay_does_not_change_is_refused(site: Path, tmp_path: Path) -> None:
@@ -179,8 +145,8 @@ def test_a_file_that_the_overlay_does_not_change_is_refused(site: Path, tmp_path
     refused(
         site,
         folder,
-        f"{folder / '0001-some.patch'}: changes {OTHER}, which the overlay does not",
-        "a revert could not verify upstream's bytes of that file",
+        f"{OTHER}: an extra patch changes it, and the overlay does not",
+        "a revert could not verify upstream's bytes of it",
         "`patch -p1`",
     )
 
@@ -200,8 +166,6 @@ LISTINGS: dict[str, tuple[str | None, str]] = {
 #: What is replaced in the patch, once.
 EDITS = {
     "other lines": ("-import ", "-import un", f"{SOME} does not apply: line"),
-    "no Python": ("  # mine", "  mine", "no longer compiles with the extra patches"),
-    "no code": ("  # mine", "; return", "'return' outside function"),
     "no diff": ("--- a/", "--- ", "expected '--- a/PATH'"),
 }
 
@@ -249,72 +213,41 @@ def test_an_empty_name_is_not_the_current_directory(
     assert snapshot(site) == before
 
 
-@pytest.mark.parametrize("python", [[], ["--python", sys.executable]])
-def test_a_patch_that_compiles_with_the_whole_alone_is_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    python: list[str],
+@pytest.mark.parametrize("new", [b"  mine", b"; return"])
+def test_a_module_that_no_longer_compiles_is_refused(
+    site: Path, extra: Path, tmp_path: Path, new: bytes
 ) -> None:
-    """Its line is far from those of the patch that is left out, and needs them all the same."""
-    path = "vllm/v1/two.py"
-    left = "vllm/v1/three.py"
-    text = b"def f():\n    x = 1\n    y = 2\n    return x\n"
-    pristine = {**mini.PRISTINE, path: text, left: b"X = 1\n"}
-    whole = {**mini.OVERLAID, path: text.replace(b"def", b"async def"), left: b"X = 2\n"}
-    words = {f: (OVERLAY.root / "vendor_overlay" / f).read_bytes() for f in [vocabulary.MODULE]}
-    overlay = mini.overlay(
-        tmp_path / "overlay",
-        pristine,
-        whole,
-        {**mini.OURS, **words},
-        serves={"vllm/one.py": "all", path: "seeds", left: "seeds"},
-    )
-    monkeypatch.setattr(cli, "ROOT", overlay.root)
-    site = mini.install(tmp_path / "site", pristine)
-    folder = mini.extra(tmp_path / "extra", path, whole[path])
-    file = folder / "0001-mine.patch"
-    head = file.read_bytes().partition(b"--- ")[0]
-    changed = whole[path].replace(b"    return", b"    await x\n    return")
-    file.write_bytes(head + mini.unified(path, whole[path], changed))
-    command = ["apply", "--site", str(site), *python, f"--extra={folder}"]
-    assert cli.main(command) == Exit.DONE
+    folder = shutil.copytree(extra, tmp_path / "extra")
+    file = folder / "0001-some.patch"
+    file.write_bytes(file.read_bytes().replace(b"  # mine", new, 1))
     before = snapshot(site, bytecode=True)
-    for options in (["--dry-run"], []):
-        assert cli.main([*command, f"--leave={left}", *options]) == Exit.USAGE
-        assert "no longer compiles with the extra patches" in capsys.readouterr().err
+    target = ("--site", site, "--python", sys.executable)
+    done = run("apply", *target, "--extra", folder, code=Exit.USAGE)
+    assert f"{site / RUNNER}: does not compile with {sys.executable}: " in done.stderr
+    assert "remove the extra patch that changes it" in done.stderr
     assert snapshot(site, bytecode=True) == before
 
 
-def test_a_patch_that_needs_what_is_left_out_is_refused(site: Path, tmp_path: Path) -> None:
-    line = b"readiness.logprobs.shown(\n"
-    changed = whole(LOGPROBS).replace(line, line.rstrip() + b"  # mine\n")
-    folder = patch_of(tmp_path / "extra", {LOGPROBS: changed})
-    part = "--leave=vllm/v1/engine/core.py"
-    done = run("apply", "--site", site, "--extra", folder, part, code=Exit.USAGE)
-    assert f"{LOGPROBS}: 0001-some.patch changes lines that 0041-" in done.stderr
-    assert "keep logprobs, or do without 0001-some.patch" in done.stderr
-    contrary = run("apply", "--site", site, "--extra", folder, "--leave", LOGPROBS)
-    assert "is left out by --leave, and an extra patch changes it" in contrary.stderr
+def test_a_part_has_no_extra_patches(site: Path, extra: Path) -> None:
+    refused(site, extra, "--leave and --extra exclude each other", options=[PART])
 
 
 def test_the_file_of_somebody_else_s_is_refused_if_a_patch_changes_it(
     site: Path, extra: Path
 ) -> None:
     (site / WORKER).write_text("# theirs\n")
-    done = run("apply", "--site", site, "--extra", extra, PART, code=Exit.FOREIGN)
+    done = run("apply", "--site", site, "--extra", extra, code=Exit.FOREIGN)
     assert WORKER in done.stderr
 
 
-@pytest.mark.parametrize("part", [[], ["--leave=vllm/v1/two.py"]])
 @pytest.mark.parametrize("path", [OTHER, "vllm/one.py"])
 def test_a_record_has_no_file_changed_that_the_overlay_does_not(
-    tmp_path: Path, worded: Overlay, path: str, part: list[str]
+    tmp_path: Path, worded: Overlay, path: str
 ) -> None:
     """A prepared record with an extra patch of that file, which agrees with itself."""
     site = mini.install(tmp_path / "site", {**mini.PRISTINE, OTHER: b"import logging\n"})
     command = ["apply", "--site", str(site), f"--extra={mini.extra(tmp_path / 'extra')}"]
-    assert cli.main([*command, *part]) == Exit.DONE
+    assert cli.main(command) == Exit.DONE
     provenance = site / PATCHES
     file, pin = provenance / "extra-0001-mine.patch", provenance.parent / "VERSION_PIN"
     old, text = file.read_bytes(), pin.read_text()
@@ -327,7 +260,7 @@ def test_a_record_has_no_file_changed_that_the_overlay_does_not(
         )
         text = text.replace("[result]\n", f"[result]\n{sha256(evil)}  {OTHER}\n")
     else:  # Its checksum in the record is another one.
-        new = old.replace(b"How: text", b"How: forged")
+        new = old.replace(b"Description: text", b"Description: forged")
     file.write_bytes(new)
     if path == OTHER:
         text = text.replace(sha256(old), sha256(new))
@@ -343,14 +276,12 @@ def test_make_takes_them_from_the_command_line_alone(site: Path, extra: Path) ->
     ambient = {"EXTRA": str(extra), "LEAVE": LOGPROBS}
     assert make("apply", f"SITE={site}", **ambient).returncode == 0
     assert (status(site)["left_out"], status(site)["extra"]) == ([], [])
-    named = [f"EXTRA={extra}", "LEAVE=vllm/v1/structured_output/__init__.py"]
-    done = make("apply", f"SITE={site}", *named)
-    assert done.returncode == 0, done.stderr
-    report = status(site)
-    assert report["left_out"] == ["closed-grammars", "grammars"]
-    assert len(report["extra"]) == 1
-    for target in ("verify", "status", "doctor"):
-        assert make(target, f"SITE={site}", *named).returncode == 0
-        assert (
-            make(target, f"SITE={site}", f"LEAVE={LOGPROBS}").returncode != 0 or target == "doctor"
-        )
+    for named, other in ((f"EXTRA={extra}", f"LEAVE={LOGPROBS}"), (f"LEAVE={LOGPROBS}", None)):
+        done = make("apply", f"SITE={site}", named)
+        assert done.returncode == 0, done.stderr
+        for target in ("verify", "status", "doctor"):
+            assert make(target, f"SITE={site}", named).returncode == 0
+        if other:
+            assert len(status(site)["extra"]) == 1
+            assert make("verify", f"SITE={site}", other).returncode != 0
+    assert "logprobs" in status(site)["left_out"]

@@ -82,16 +82,6 @@ def test_every_command_names_it_and_says_how_it_comes_off(
     assert "is not the overlay's" not in text
 
 
-def an_earlier_revert(site: Path) -> None:
-    """As this tool has done it: RECORD no longer lists our files, and only lines are left."""
-    shutil.rmtree(site / PACKAGE)
-    record = site / mini.INFO / "RECORD"
-    rows = record.read_bytes().splitlines(keepends=True)
-    record.write_bytes(b"".join(row for row in rows if not row.startswith(PACKAGE.encode())))
-    for path, data in mini.PRISTINE.items():
-        (site / path).write_bytes(data)
-
-
 def removed(*paths: str) -> Callable[[Path], None]:
     def remove(site: Path) -> None:
         for path in paths:
@@ -103,9 +93,6 @@ def removed(*paths: str) -> Callable[[Path], None]:
 MOVED = {
     "the pin": removed(PIN),
     "the provenance": removed(PROVENANCE),
-    "all of ours": removed(PACKAGE),
-    "all and RECORD": removed(PACKAGE, f"{mini.INFO}/RECORD"),
-    "an earlier revert": an_earlier_revert,
 }
 
 
@@ -121,20 +108,6 @@ def test_its_lines_are_not_taken_for_upstream_s_after_its_record_is_gone(
         assert "reinstall vllm" in text, command
         assert "pristine\n" not in text.splitlines()[0] + "\n"
     assert sites.status(stock)["state"] == State.FOREIGN.value
-
-
-def test_rows_of_another_version_in_record_are_not_taken_for_the_installer_s(
-    stock: Path, newer: Overlay
-) -> None:
-    """Upstream's files are back, by hand, and RECORD is not."""
-    mini.lay(newer, stock)
-    shutil.rmtree(stock / PACKAGE)
-    for path, data in PRISTINE.items():
-        (stock / path).write_bytes(data)
-    for command in COMMANDS:
-        text = said(stock, command)
-        assert "RECORD" in text, command
-        assert "reinstall vllm" in text
 
 
 def test_a_record_of_this_version_can_still_be_restored(stock: Path, worded: Overlay) -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -123,16 +122,12 @@ def test_nothing_is_waited_for_that_is_no_plain_file(
 
 
 @pytest.mark.parametrize("put", [os.mkfifo, a_huge_file])
-@pytest.mark.parametrize("name", ["METADATA", "RECORD", "direct_url.json", "_version.py"])
+@pytest.mark.parametrize("name", ["METADATA", "RECORD", "direct_url.json"])
 def test_nothing_is_waited_for_that_is_only_shown(
     tmp_path: Path, ours: Overlay, name: str, put: Callable[[Path], None]
 ) -> None:
     site = mini.overlaid(tmp_path)
-    info = site / mini.INFO
-    place = (site / "vllm" if name == "_version.py" else info) / name
-    if name == "_version.py":  # It is asked where there is no metadata.
-        shutil.rmtree(info)
-        (site / "vllm" / "__init__.py").touch()
+    place = site / mini.INFO / name
     place.unlink(missing_ok=True)
     put(place)
     foreign(site, ours, "verify", "status")

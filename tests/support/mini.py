@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from overlay import commands, extras, pin
+from overlay import commands, pin
 from overlay.commands import Options
 from overlay.installation import locate
 from overlay.patches import Series
@@ -110,9 +110,8 @@ def extra(folder: Path, path: str = "vllm/one.py", data: bytes = OVERLAID["vllm/
     """
     folder.mkdir(parents=True)
     (folder / "series").write_text("0001-mine.patch\n")
-    header = "".join(f"{name}: text\n" for name in extras.FIELDS)
     change = unified(path, data, b"# mine\n" + data)
-    (folder / "0001-mine.patch").write_bytes(f"{header}\n".encode() + change)
+    (folder / "0001-mine.patch").write_bytes(f"{HEADER}\n".encode() + change)
     return folder
 
 
