@@ -94,9 +94,8 @@ PROMETHEUS = Program(
     ("prometheus",), "prometheus", "let a Prometheus scrape a server", "PROMETHEUS"
 )
 BUILDAH = Program(("buildah",), "buildah", "build container images", "BUILDAH", linked=True)
-RUNC = Program(("runc",), "runc", "run containers", "RUNC", linked=True)
 #: What `make test` needs.
-TESTS = (PROMETHEUS, BUILDAH, RUNC)
+TESTS = (PROMETHEUS, BUILDAH)
 
 
 def _run(command: Sequence[str], folder: Path | None = None) -> bool:
