@@ -20,7 +20,13 @@ _CODES = "exit codes:\n" + "".join(f"  {code.value}  {code.meaning}\n" for code 
 def program(
     name: str, text: str
 ) -> tuple[argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]]:
-    """Create a program's parser; return it and the action that adds its subcommands."""
+    """Create a program's parser; return it and the action that adds its subcommands.
+
+    >>> parser, commands = program("tool", "Do something.")
+    >>> _ = command(commands, "status", lambda args: 0, "show the state", target=False)
+    >>> parser.parse_args(["status", "--json"]).json
+    True
+    """
     parser = argparse.ArgumentParser(
         prog=name,
         description=text,
@@ -42,6 +48,10 @@ def command(
 
     ``run`` returns the exit code. ``text`` is the help line, in lower case. ``target`` adds the
     options that name an installation.
+
+    >>> parser, commands = program("tool", "Do something.")
+    >>> command(commands, "status", lambda args: 0, "show the state").description
+    'Show the state.'
     """
     sub = commands.add_parser(
         name,

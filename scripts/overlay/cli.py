@@ -34,6 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code, one of :class:`~overlay.errors.Exit`.
+
+    >>> main(["status", "--site=site"])
+    /...: vllm 0.22.0, pristine
+    ...
+    <Exit.DONE: 0>
     """
     given = list(sys.argv[1:] if argv is None else argv)
     words = []
@@ -45,7 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Run the command named by the arguments, report errors, and return the exit code."""
+    """Run the command named by the arguments, report errors, and return the exit code.
+
+    >>> parser, commands = program("tool", "Do something.")
+    >>> _ = command(commands, "fail", lambda args: Exit.FAULT, "fail")
+    >>> run(parser, ["fail"])
+    <Exit.FAULT: 1>
+    """
     args = parser.parse_args(argv)
     hints.target = [f"--{name}={value}" for name in _TARGET if (value := vars(args).get(name))]
     hints.named_by = None
@@ -141,6 +152,9 @@ def installation(args: argparse.Namespace) -> Installation:
 
     Raises:
         OverlayError: as for :func:`~overlay.installation.locate`.
+
+    >>> installation(argparse.Namespace(venv=None, site="site", python=None)).title
+    'vllm 0.22.0'
     """
     prefix, site, python = args.venv, args.site, args.python
     hints.named_by, chosen_by = None, ""

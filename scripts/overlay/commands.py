@@ -80,6 +80,9 @@ def apply(installation: Installation, overlay: Overlay, options: Options) -> Out
     Raises:
         OverlayError: refused, and nothing was written; or failed while files were renamed, and the
             installation is partial.
+
+    >>> apply(vllm, small, Options(force=True)).inspection.state
+    <State.OVERLAID: 'overlaid'>
     """
     with exclusive(installation.site, options.wait) as lock:
         inspection = survey(installation, overlay, options.choice)
@@ -130,6 +133,9 @@ def revert(installation: Installation, overlay: Overlay, options: Options) -> Ou
 
     Raises:
         OverlayError: as for :func:`apply`.
+
+    >>> revert(vllm, small, Options(force=True)).notes
+    ['nothing to do: already pristine']
     """
     with exclusive(installation.site, options.wait) as lock:
         inspection = recognise(installation, overlay)
@@ -161,6 +167,9 @@ def problem(inspection: Inspection, want_overlaid: bool) -> OverlayError | None:
     """Return the error that ``status`` or ``verify`` reports; None without one.
 
     With ``want_overlaid`` a pristine installation is an error.
+
+    >>> problem(inspect(vllm, small), want_overlaid=True).code
+    <Exit.PRISTINE: 9>
     """
     try:
         refuse_foreign(inspection)
@@ -182,7 +191,11 @@ def problem(inspection: Inspection, want_overlaid: bool) -> OverlayError | None:
 
 
 def wrong_digest(inspection: Inspection, expected: str) -> OverlayError | None:
-    """Return the error for a whole overlay whose digest is not ``expected``; None without one."""
+    """Return the error for a whole overlay whose digest is not ``expected``; None without one.
+
+    >>> wrong_digest(inspect(vllm, small), "0" * 64).code
+    <Exit.DIGEST: 10>
+    """
     if inspection.digest == expected:
         return None
     return OverlayError(
@@ -201,6 +214,9 @@ def wrong_variable(root: Path) -> str | None:
 
     ``root`` is a copy of the overlay, whose version is installed. An interpreter that cannot run
     the check is no reason: the engine reads the variables again.
+
+    >>> wrong_variable(small.root) is None
+    True
     """
     flags, folder = ("-B", "-I", "-S"), str(root / "vendor_overlay")
     try:
@@ -244,10 +260,13 @@ def become(arguments: Sequence[str], interpreter: Path | None = None) -> NoRetur
 
 
 def diff(inspection: Inspection) -> Iterator[str]:
-    """Yield the overlay's changes as lines of unified diffs, with 12 lines around each change.
+    r"""Yield the overlay's changes as lines of unified diffs, with 12 lines around each change.
 
     Raises:
         OverlayError: a file is foreign.
+
+    >>> next(diff(inspect(vllm, small)))
+    '--- a/vllm/one.py\n'
     """
     refuse_foreign(inspection)
     for path in inspection.overlay.targets:
@@ -275,7 +294,11 @@ class Diagnosis:
 
 
 def diagnose(installation: Installation, overlay: Overlay, options: Options) -> Diagnosis:
-    """Report on an installation, and on an ``apply`` with these options, a dry run."""
+    """Report on an installation, and on an ``apply`` with these options, a dry run.
+
+    >>> diagnose(vllm, small, Options(force=True)).findings[0]
+    ('vLLM', 'vllm 0.22.0 in /...')
+    """
     python = installation.interpreter
     found = [("vLLM", f"{installation.title} in {installation.site}")]
     found.append(("Python", str(python) if python else "none found: name one with --python"))

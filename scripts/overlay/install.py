@@ -29,6 +29,11 @@ def exclusive(site: Path, wait: float) -> Iterator[int]:
 
     Raises:
         OverlayError: another run still holds the lock after ``wait`` seconds.
+
+    >>> with exclusive(site, wait=0), exclusive(site, wait=0):
+    ...     pass
+    Traceback (most recent call last):
+    OverlayError: another run holds the lock
     """
     handle = os.open(site, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -55,6 +60,8 @@ def refuse_unwritable(inspection: Inspection, changed: Iterable[str], force: boo
     """Raise OverlayError if a process serves from the installation, or a directory is read-only.
 
     ``changed`` lists the paths to change. ``force`` skips the check of processes.
+
+    >>> refuse_unwritable(inspect(vllm, small), small.targets, force=True)
     """
     if not force:
         refuse_serving(inspection.installation)
@@ -69,7 +76,13 @@ def refuse_unwritable(inspection: Inspection, changed: Iterable[str], force: boo
 
 
 def lay_over(inspection: Inspection, lock: int) -> None:
-    """Apply the overlay: stage every file that is not overlaid, and rename it into place."""
+    """Apply the overlay: stage every file that is not overlaid, and rename it into place.
+
+    >>> with exclusive(vllm.site, wait=0) as lock:
+    ...     lay_over(inspect(vllm, small), lock)
+    >>> inspect(vllm, small).state
+    <State.OVERLAID: 'overlaid'>
+    """
     overlay, site = inspection.overlay, inspection.installation.site
     with Staging() as staging:
         _clear(inspection)
@@ -80,7 +93,14 @@ def lay_over(inspection: Inspection, lock: int) -> None:
 
 
 def take_off(inspection: Inspection, lock: int) -> None:
-    """Revert the overlay: stage upstream's files, rename them into place, and remove ours."""
+    """Revert the overlay: stage upstream's files, rename them into place, and remove ours.
+
+    >>> with exclusive(vllm.site, wait=0) as lock:
+    ...     lay_over(inspect(vllm, small), lock)
+    ...     take_off(inspect(vllm, small), lock)
+    >>> inspect(vllm, small).state
+    <State.PRISTINE: 'pristine'>
+    """
     overlay, site = inspection.overlay, inspection.installation.site
     with Staging() as staging:
         _clear(inspection)
@@ -100,10 +120,13 @@ def take_off(inspection: Inspection, lock: int) -> None:
 
 
 def produce(inspection: Inspection) -> dict[str, bytes]:
-    """Return the overlay's files by path, without foreign ones; write nothing.
+    r"""Return the overlay's files by path, without foreign ones; write nothing.
 
     Raises:
         OverlayError: a file differs from its pin.
+
+    >>> produce(inspect(vllm, small))["vllm/one.py"]
+    b'# changed\nA = 1\nC = 33\n'
     """
     overlay = inspection.overlay
     known = {f.path for f in inspection.files if f.state in (State.PRISTINE, State.OVERLAID)}

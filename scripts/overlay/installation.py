@@ -53,12 +53,15 @@ def locate(
         venv: directory of a virtual environment.
         site: a site-packages, dist-packages or ``--target`` directory.
         python: an interpreter, as a path or a command. With ``site``, the interpreter that imports
-            from ``site``. It is queried once, in the current directory, because a pyenv shim
-            selects the version by that directory.
+            from ``site``. It runs in the current directory, because a pyenv shim selects the
+            version by that directory.
 
     Raises:
         OverlayError: the arguments do not name exactly one target, the target does not have exactly
             one vLLM, or that vLLM is outside the target or cannot be overlaid.
+
+    >>> locate(site="site").title
+    'vllm 0.22.0'
     """
     for option, value in (("--venv", venv), ("--site", site), ("--python", python)):
         if value == "":
@@ -69,12 +72,7 @@ def locate(
         other = "--site=" if site else "--python="
         raise usage(f"--venv= and {other} name two targets", "name one of them")
     if site:
-        return _in_site(
-            Path(site),
-            interpreters.for_directory(Path(site), interpreters.command(python))
-            if python
-            else None,
-        )
+        return _in_site(Path(site), interpreters.command(python) if python else None)
     if python:
         return _on_path(interpreters.ask(interpreters.command(python)))
     if venv:

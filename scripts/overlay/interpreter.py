@@ -26,10 +26,8 @@ import sys
 sys.path = [path for path in sys.path if path]
 import json, os, site
 users = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-free = "t" if "t" in getattr(sys, "abiflags", "") else ""
 derived = sys.prefix != getattr(sys, "base_prefix", "")
-answer = dict(version="%d.%d" % sys.version_info[:2] + free,
-              executable=sys.executable, path=sys.path,
+answer = dict(executable=sys.executable, path=sys.path,
               own=[sys.prefix] if derived else site.getsitepackages() + users)
 os.write(1, {MARK!r} + json.dumps(answer).encode() + b"\\n")
 """
@@ -47,14 +45,12 @@ class Interpreter:
 
     Attributes:
         executable: absolute path, of the real interpreter if a shim was queried.
-        version: major and minor version, such as ``3.12``; ``3.13t`` if free-threaded.
         path: ``sys.path`` without the current directory.
         own: a virtual environment's prefix; else the directories of ``site.getsitepackages()``
             and the user site directory, if enabled.
     """
 
     executable: Path
-    version: str
     path: list[str]
     own: list[Path]
 
@@ -99,6 +95,9 @@ def answer(
         NoAnswer: the program wrote no valid answer.
         NotStarted: the interpreter does not run.
         Hung: it did not end in time.
+
+    >>> answer(Path(sys.executable), f"print({MARK.decode()!r}, [1])")
+    [1]
     """
     # Pass on this process's -B as a flag, because -I ignores PYTHONDONTWRITEBYTECODE.
     quiet = ["-B"] if sys.dont_write_bytecode else []
@@ -134,10 +133,14 @@ def answer(
     raise NoAnswer(errors.decode(errors="replace").strip() or status)
 
 
-def ask(executable: Path, *flags: str) -> Interpreter:
-    """Query an interpreter, in the current directory; OverlayError if it is no Python."""
+def ask(executable: Path) -> Interpreter:
+    """Query an interpreter, in the current directory; OverlayError if it is no Python.
+
+    >>> ask(Path(sys.executable)).executable.name
+    'python...'
+    """
     try:
-        facts = answer(executable, _ASK, *flags)
+        facts = answer(executable, _ASK)
     except NoAnswer as error:
         raise usage(
             f"does not run as a Python interpreter: {error}",
@@ -147,14 +150,17 @@ def ask(executable: Path, *flags: str) -> Interpreter:
     real = Path(facts["executable"] or "")
     return Interpreter(
         real if real.is_absolute() and os.access(real, os.X_OK) else executable,
-        facts["version"],
         facts["path"],
         [Path(path) for path in facts["own"]],
     )
 
 
 def of_directory(site: Path) -> Path | None:
-    """Return the Python of the environment that holds ``site``; None if not found."""
+    """Return the Python of the environment that holds ``site``; None if not found.
+
+    >>> of_directory(site) is None
+    True
+    """
     match = _LAYOUT.search(str(site))
     if not match:
         return None
@@ -169,32 +175,13 @@ def of_directory(site: Path) -> Path | None:
 
 
 def command(python: str) -> Path:
-    """Return an interpreter's absolute path; OverlayError if the path or command cannot run."""
+    """Return an interpreter's absolute path; OverlayError if the path or command cannot run.
+
+    >>> command("sh").name
+    'sh'
+    """
     if found := shutil.which(python):
         return Path(found).absolute()
     raise usage(
         "is not an interpreter that can be run", "name one: --python=/path/to/python3", python
     )
-
-
-def for_directory(site: Path, executable: Path) -> Path:
-    """Return the real interpreter behind ``executable``, which the user named for ``site``.
-
-    Raises:
-        OverlayError: the version differs from the directory's.
-    """
-    try:
-        asked = ask(executable, "-I", "-S")
-    except Hung:
-        raise
-    except OverlayError:
-        return executable  # Not an error: most reverts compile nothing, and need no interpreter.
-    layout = _LAYOUT.search(str(site.absolute())) or _LAYOUT.search(str(site.resolve()))
-    wanted = layout[2].removeprefix("python") if layout else asked.version
-    if wanted not in (asked.version, "3"):
-        raise usage(
-            f"is Python {asked.version}, and {site} is a directory of Python {wanted}",
-            f"name a Python {wanted}, or none (--python= may come from the environment)",
-            asked.executable,
-        )
-    return asked.executable

@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 
 def escaped(text: str) -> str:
-    """Return ``text`` on one line, with non-printable characters escaped.
+    r"""Return ``text`` on one line, with non-printable characters escaped.
 
     Names with line ends, terminal escapes or bidirectional marks could forge lines of a report.
+
+    >>> print(escaped("one\ntwo"))
+    one\ntwo
     """
     if text.isprintable():
         return text
@@ -76,7 +79,11 @@ def run(name: str, main: Callable[[Sequence[str]], int]) -> int:
 
 
 def lost() -> OSError | None:
-    """Return the error that lost output on stdout, or None. A closed pipe is no error."""
+    """Return the error that lost output on stdout, or None. A closed pipe is no error.
+
+    >>> lost() is None
+    True
+    """
     sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     error = raw.error if isinstance(raw, Guarded) else None

@@ -41,7 +41,11 @@ class Choice:
 
 
 def lines(overlay: Overlay) -> Iterator[str]:
-    """Yield the left-out features and fixes and the extra patches, as lines of a report."""
+    """Yield the left-out features and fixes and the extra patches, as lines of a report.
+
+    >>> list(lines(survey(vllm, small, Choice(leave=("vllm/v1/two.py",))).overlay))
+    ['left out: seeds']
+    """
     if overlay.pin.without:
         yield f"left out: {', '.join(overlay.pin.without)}"
     for extra in described(overlay):
@@ -49,7 +53,11 @@ def lines(overlay: Overlay) -> Iterator[str]:
 
 
 def described(overlay: Overlay) -> list[dict[str, str]]:
-    """Return the name and the one-line origin of each of the user's patches."""
+    """Return the name and the one-line origin of each of the user's patches.
+
+    >>> described(small)
+    []
+    """
     return [
         {
             "name": patch.name.removeprefix(EXTRA),
@@ -64,6 +72,9 @@ def survey(installation: Installation, overlay: Overlay, choice: Choice) -> Insp
 
     Raises:
         OverlayError: the choice is invalid.
+
+    >>> survey(vllm, small, Choice(leave=("vllm/v1/two.py",))).overlay.selection
+    ' without seeds'
     """
     present = recognise(installation, overlay)
     if choice.keep and not choice.leave and choice.extra is None:
@@ -83,6 +94,9 @@ def recognise(installation: Installation, overlay: Overlay) -> Inspection:
 
     The installed provenance may be forged, and is only a hint. The part is derived again from this
     copy of the overlay and upstream's bytes, and must have the installed pin.
+
+    >>> recognise(vllm, small).overlay is small
+    True
     """
     whole = inspect(installation, overlay)
     if whole.state is not State.FOREIGN:
@@ -135,10 +149,13 @@ def _left_out(base: Overlay, leave: Iterable[str]) -> frozenset[str]:
 
 
 def upstream_bytes(whole: Inspection, paths: Iterable[str]) -> Mapping[str, bytes]:
-    """Return upstream's bytes of each path, verified by this overlay's checksums.
+    r"""Return upstream's bytes of each path, verified by this overlay's checksums.
 
     They are read from pristine files, or restored by reversing patches. ``whole`` is a comparison
     with the whole overlay. Raises OverlayError if a file has neither.
+
+    >>> upstream_bytes(inspect(vllm, small), ["vllm/one.py"])
+    {'vllm/one.py': b'A = 1\nB = 2\nC = 3\n'}
     """
     base, laid = whole.overlay, cache(Overlay.installed)
     found: dict[str, bytes] = {}
@@ -164,6 +181,9 @@ def derive(
     Raises:
         OverlayError: upstream's bytes are not available, or a patch does not apply or changes a
             file that the overlay does not.
+
+    >>> derive(small, {"seeds"}, [], partial(upstream_bytes, inspect(vllm, small))).targets
+    ['vllm/one.py']
     """
     if not without and not extra:
         return base

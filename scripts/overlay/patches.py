@@ -23,7 +23,6 @@ SERIES = "series"
 _HUNK = re.compile(
     rb"@@ -(\d{1,6})(?:,(\d{1,6}))? \+(\d{1,6})(?:,(\d{1,6}))? @@(?: ([A-Za-z_]\w*))?\n"
 )
-_TOO_LARGE = re.compile(rb"@@ [-+,\d ]*\d{7}")
 _FILE = re.compile(rb"--- a/(.+)\n\+\+\+ b/\1\n")
 _EXPECTED = (
     "expected '--- a/PATH' and '+++ b/PATH', or a hunk's header that quotes nothing behind the @@"
@@ -114,7 +113,11 @@ class Patch:
 
 
 def header_fields(header: str) -> dict[str, str]:
-    """Return the fields of a DEP-3 header; continuation lines are joined with line feeds."""
+    r"""Return the fields of a DEP-3 header; continuation lines are joined with line feeds.
+
+    >>> header_fields("Origin: one\n two\nBug: none\n")
+    {'Origin': 'one\ntwo', 'Bug': 'none'}
+    """
     fields: dict[str, str] = {}
     key = ""
     for line in header.splitlines():
@@ -127,16 +130,24 @@ def header_fields(header: str) -> dict[str, str]:
 
 
 def split_lines(data: bytes) -> list[bytes]:
-    """Split ``data`` at line feeds only; lines keep their line feed."""
+    r"""Split ``data`` at line feeds only; lines keep their line feed.
+
+    >>> split_lines(b"one\ntwo")
+    [b'one\n', b'two']
+    """
     return io.BytesIO(data).readlines()
 
 
 def parse(name: str, data: bytes) -> Patch:
-    """Parse one patch file; :func:`dumps` is the inverse.
+    r"""Parse one patch file; :func:`dumps` is the inverse.
 
     Raises:
         OverlayError: ``data`` is not a unified diff without context, in the form that :func:`dumps`
             writes, or changes a file outside the vllm package.
+
+    >>> patch = parse("a.patch", b"--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -1 +0,0 @@\n-A = 1\n")
+    >>> patch.files[0].apply(b"A = 1\nB = 2\n", patch.name)
+    b'B = 2\n'
     """
     lines = split_lines(data)
     at = next((i for i, line in enumerate(lines) if line.startswith(b"--- ")), len(lines))
@@ -160,8 +171,6 @@ def parse(name: str, data: bytes) -> Patch:
             if not (hunk.old or hunk.new) or hunk.old_at < 0 or hunk.new_at < 0:
                 raise damaged("an empty hunk, or one before the file's first line", where)
             changes[path].append(hunk)
-        elif _TOO_LARGE.match(lines[at]):
-            raise damaged("is too large: a hunk's line number or count has over six digits", where)
         else:
             raise damaged(f"{_EXPECTED}, found {lines[at]!r}", where)
     if not changes or not all(changes.values()):
@@ -190,7 +199,11 @@ def _hunk(header: re.Match[bytes], lines: Sequence[bytes], at: int) -> tuple[Hun
 
 
 def dumps(patch: Patch) -> bytes:
-    """Format a patch file."""
+    r"""Format a patch file.
+
+    >>> dumps(Patch("a", "Bug: none\n", (FilePatch("vllm/a.py", (Hunk(0, (), 0, (b"x\n",)),)),)))
+    b'Bug: none\n--- a/vllm/a.py\n+++ b/vllm/a.py\n@@ -0,0 +1 @@\n+x\n'
+    """
     parts = [patch.header.encode()]
     for file in patch.files:
         parts.append(f"--- a/{file.path}\n+++ b/{file.path}\n".encode())

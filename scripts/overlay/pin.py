@@ -40,21 +40,32 @@ _TITLES = {
 
 
 def sha256(data: bytes) -> str:
-    """Return the SHA-256 of ``data`` in lower-case hexadecimal."""
+    """Return the SHA-256 of ``data`` in lower-case hexadecimal.
+
+    >>> sha256(b"")
+    'e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'
+    """
     return hashlib.sha256(data).hexdigest()
 
 
 def digest_of(files: Iterable[tuple[str, str | None]]) -> str:
-    """Return the digest of pairs of a path and its SHA-256, sorted by path.
+    r"""Return the digest of pairs of a path and its SHA-256, sorted by path.
 
     Hashes the output of ``sha256sum``, with ``-`` for an absent file.
+
+    >>> digest_of([("vllm/a.py", None)]) == sha256(b"-  vllm/a.py\n")
+    True
     """
     lines = (f"{checksum or '-'}  {path}\n" for path, checksum in files)
     return sha256("".join(lines).encode(errors="surrogateescape"))
 
 
 def is_safe(path: str) -> bool:
-    """Return whether ``path`` is a normalised path inside the ``vllm`` package."""
+    """Return whether ``path`` is a normalised path inside the ``vllm`` package.
+
+    >>> is_safe("vllm/envs.py"), is_safe("vllm/../envs.py")
+    (True, False)
+    """
     pure = PurePosixPath(path)
     return (
         str(pure) == path
@@ -105,10 +116,13 @@ class Pin:
 
 
 def loads(text: str, origin: str = NAME) -> Pin:
-    """Parse a VERSION_PIN.
+    r"""Parse a VERSION_PIN.
 
     Raises:
         OverlayError: a malformed line, a path outside the package, or inconsistent sections.
+
+    >>> loads("[release]\nvllm = 0.22.0\noverlay = 0.9.0\n").release
+    '0.22.0'
     """
     facts: dict[str, str] = {}
     tables: dict[str, dict[str, str]] = {name: {} for name in _SECTIONS[1:]}

@@ -16,6 +16,8 @@ def refuse_serving(installation: Installation) -> None:
 
     Such a process has a file of vLLM open or mapped, or the command line of a vLLM server.
     Processes of other users (without root) and of other containers are not visible.
+
+    >>> refuse_serving(vllm)
     """
     if processes := list(serving(installation)):
         raise OverlayError(
@@ -28,7 +30,11 @@ def refuse_serving(installation: Installation) -> None:
 
 
 def serving(installation: Installation) -> Iterator[str]:
-    """Yield a phrase for each process that serves from the installation, with the evidence."""
+    """Yield a phrase for each process that serves from the installation, with the evidence.
+
+    >>> list(serving(vllm))
+    []
+    """
     site = installation.site
     here = os.stat(site)
     python = installation.interpreter

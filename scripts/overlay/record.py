@@ -17,18 +17,25 @@ from overlay.pin import PACKAGE
 
 
 def row(path: str, data: bytes) -> bytes:
-    """Return the row of a file, without a line end."""
+    """Return the row of a file, without a line end.
+
+    >>> row("vllm/a.py", b"")
+    b'vllm/a.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0'
+    """
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
     return b"%s,sha256=%s,%d" % (path.encode(), digest, len(data))
 
 
 def overlay(data: bytes, changed: Mapping[bytes, bytes], added: Iterable[bytes]) -> bytes:
-    """Return the RECORD of an overlaid installation.
+    r"""Return the RECORD of an overlaid installation.
 
     Args:
         data: the present RECORD, in any state.
         changed: pristine row to overlaid row, per replaced file.
         added: rows of our own files.
+
+    >>> overlay(b"a,1\nb,1\n", {b"a,1": b"a,2"}, [b"vllm/v1/readiness/x.py,,"])
+    b'a,2\nb,1\nvllm/v1/readiness/x.py,,\n'
     """
     text = restore(data, changed)
     lines = [_swap(line, changed) for line in split_lines(text)]
@@ -40,7 +47,11 @@ def overlay(data: bytes, changed: Mapping[bytes, bytes], added: Iterable[bytes])
 
 
 def restore(data: bytes, changed: Mapping[bytes, bytes]) -> bytes:
-    """Undo :func:`overlay`, byte for byte; ``changed`` is the same mapping."""
+    r"""Undo :func:`overlay`, byte for byte; ``changed`` is the same mapping.
+
+    >>> restore(b"a,2\nb,1\nvllm/v1/readiness/x.py,,\n", {b"a,1": b"a,2"})
+    b'a,1\nb,1\n'
+    """
     back = {new: old for old, new in changed.items()}
     lines = split_lines(data)
     kept = [_swap(line, back) for line in lines if not _is_ours(line)]
@@ -50,7 +61,11 @@ def restore(data: bytes, changed: Mapping[bytes, bytes]) -> bytes:
 
 
 def rows_of_ours(data: bytes) -> list[bytes]:
-    """Return the rows of our own files, without line ends."""
+    r"""Return the rows of our own files, without line ends.
+
+    >>> rows_of_ours(b"a,1\nvllm/v1/readiness/x.py,,\n")
+    [b'vllm/v1/readiness/x.py,,']
+    """
     return [line.rstrip(b"\r\n") for line in split_lines(data) if _is_ours(line)]
 
 

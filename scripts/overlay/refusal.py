@@ -13,7 +13,13 @@ from overlay.words import words_of
 
 
 def refuse_foreign(inspection: Inspection) -> None:
-    """Raise OverlayError if files are foreign or missing, with the first file and the number."""
+    """Raise OverlayError if files are foreign or missing, with the first file and the number.
+
+    >>> os.truncate(site / "vllm/one.py", 0)
+    >>> refuse_foreign(inspect(vllm, small))
+    Traceback (most recent call last):
+    OverlayError: one.py: is neither upstream's nor the overlay's
+    """
     files = inspection.foreign_files
     if not files:
         return
@@ -24,7 +30,13 @@ def refuse_foreign(inspection: Inspection) -> None:
 
 
 def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
-    """Return the error for foreign or missing files, with the first file and the number."""
+    """Return the error for foreign or missing files, with the first file and the number.
+
+    >>> os.truncate(site / "vllm/one.py", 0)
+    >>> compared = inspect(vllm, small)
+    >>> refusal(compared, compared.foreign_files).code
+    <Exit.FOREIGN: 5>
+    """
     pin, installation = inspection.overlay.pin, inspection.installation
     if inspection.unknown:
         return _unknown(inspection)
@@ -54,7 +66,6 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
                 next_step=f"{laying(inspection)} replaces it with this one, `revert` removes it",
             )
         overlay, whose = installed.overlay, f"overlay {inspection.installed_version}"
-    needed = file.path.startswith(PROVENANCE) and overlay is not inspection.overlay
     reinstall = f"reinstall {installation.title}"
     again = f"{reinstall}, then {laying(inspection)}"
     if file.path in overlay.pin.upstream:
@@ -62,7 +73,7 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
         next_step = f"save your change elsewhere and {again}"
         if leaving := _leaving(inspection, files):
             next_step += f"; or leave this file to the other program: add {leaving}"
-    elif needed:
+    elif file.path.startswith(PROVENANCE) and overlay is not inspection.overlay:
         reason = f"is missing or damaged, and {whose} cannot be reverted without it"
         next_step = again
     elif inspection.file(PIN).state is State.PRISTINE and file.path.startswith(PACKAGE):
@@ -79,7 +90,7 @@ def refusal(inspection: Inspection, files: Sequence[FileState]) -> OverlayError:
         Exit.FOREIGN,
         reason + more,
         subject=installation.site / file.path,
-        expected=_expected(overlay, file.path, needed),
+        expected=_expected(overlay, file.path),
         found=file.description,
         next_step=next_step,
     )
@@ -130,16 +141,20 @@ def _leaving(inspection: Inspection, files: Sequence[FileState]) -> str | None:
 
 
 def laying(inspection: Inspection) -> str:
-    """Return the ``apply`` command, with a reminder of the options of a part."""
+    """Return the ``apply`` command, with a reminder of the options of a part.
+
+    >>> laying(inspect(vllm, small))
+    '`apply`'
+    """
     flag = " --allow-downgrade" if inspection.replaceable and inspection.downgrades else ""
     parts = (inspection.overlay, (inspection.by_installed or inspection).overlay)
     options = " with its --leave or --extra" if any(part.selection for part in parts) else ""
     return f"`apply{flag}`{options}"
 
 
-def _expected(overlay: Overlay, path: str, needed: bool = False) -> str | None:
+def _expected(overlay: Overlay, path: str) -> str | None:
     after = overlay.pin.result.get(path)
     if path in overlay.pin.upstream:
         before = overlay.pin.upstream[path]
         return f"SHA-256 {before} (vLLM {overlay.pin.release}) or {after} (overlaid)"
-    return f"SHA-256 {after}{'' if needed else ', or nothing'}" if after else None
+    return f"SHA-256 {after}" if after else None

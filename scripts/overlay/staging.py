@@ -36,7 +36,6 @@ class Staging:
     def __init__(self) -> None:
         self.begun = False
         self._expected: dict[Path, bytes | None] = {}
-        self._like: dict[Path, Traits] = {}
         self._folders: set[Path] = set()
         self._new_folders: list[Path] = []
 
@@ -63,7 +62,7 @@ class Staging:
         file. Raises OSError as :func:`~overlay.files.write` does.
         """
         if like is None:
-            like = self._like[final] = traits(final)
+            like = traits(final)
         self._expected[final] = expected
         self._folders.add(final.parent)
         write(staged_path(final), data, like)
@@ -131,10 +130,7 @@ class Staging:
         The file is read right before its replacement: only a change between these two system calls
         is missed.
         """
-        if final not in self._expected or (
-            (final not in self._like or (final.exists() and self._like[final] == traits(final)))
-            and holds(final, self._expected[final])
-        ):
+        if final not in self._expected or holds(final, self._expected[final]):
             return
         written = "other files were changed already" if self.begun else "nothing was written"
         raise OverlayError(

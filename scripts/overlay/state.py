@@ -206,7 +206,11 @@ class Inspection:
 
 
 def inspect(installation: Installation, overlay: Overlay) -> Inspection:
-    """Compare an installation with ``overlay``; OverlayError if a file is unreadable."""
+    """Compare an installation with ``overlay``; OverlayError if a file is unreadable.
+
+    >>> inspect(vllm, small).state
+    <State.PRISTINE: 'pristine'>
+    """
     paths = sorted([*overlay.targets, *overlay.added])
     try:
         files = [look(installation.site, overlay, path) for path in paths]
@@ -237,7 +241,11 @@ def _foreign(path: str, description: str) -> FileState:
 
 
 def look(site: Path, overlay: Overlay, path: str) -> FileState:
-    """Compare one file of an installation with ``overlay``; OSError if it is unreadable."""
+    """Compare one file of an installation with ``overlay``; OSError if it is unreadable.
+
+    >>> look(vllm.site, small, "vllm/one.py").state
+    <State.PRISTINE: 'pristine'>
+    """
     target = path in overlay.pin.upstream
     if link := _link_above(site, path):
         return _foreign(path, f"{link} is not a plain directory")

@@ -23,6 +23,9 @@ def registry(overlay: Overlay) -> SimpleNamespace:
 
     Raises:
         OverlayError: the module fails its checksum.
+
+    >>> "seeds" in registry(small).ALL
+    True
     """
     names: dict[str, object] = {"__name__": "registry"}
     code = compile(overlay.added_bytes(MODULE), MODULE, "exec", dont_inherit=True)
@@ -31,7 +34,11 @@ def registry(overlay: Overlay) -> SimpleNamespace:
 
 
 def closed(overlay: Overlay, names: Collection[str]) -> frozenset[str]:
-    """Return features and fixes, and their dependents; OverlayError as for :func:`registry`."""
+    """Return features and fixes, and their dependents; OverlayError as for :func:`registry`.
+
+    >>> closed(small, ["seeds"])
+    frozenset({'seeds'})
+    """
     if not names:
         return frozenset()
     known = registry(overlay)
@@ -40,14 +47,22 @@ def closed(overlay: Overlay, names: Collection[str]) -> frozenset[str]:
 
 
 def served(patch: Patch) -> frozenset[str] | None:
-    """Return the features and fixes that need a patch; None if all of them need it."""
+    """Return the features and fixes that need a patch; None if all of them need it.
+
+    >>> [served(patch) for patch in small.series.patches]
+    [None, frozenset({'seeds'})]
+    """
     text = header_fields(patch.header).get(SERVES, ALL)
     names = frozenset(word.strip() for word in text.replace("\n", " ").split(","))
     return None if ALL in names else names
 
 
 def stays(patch: Patch, without: Collection[str]) -> bool:
-    """Return whether a patch is needed without these features and fixes."""
+    """Return whether a patch is needed without these features and fixes.
+
+    >>> [stays(patch, {"seeds"}) for patch in small.series.patches]
+    [True, False]
+    """
     names = served(patch)
     return names is None or not names.issubset(without)
 
@@ -56,6 +71,9 @@ def is_mark(file: FilePatch) -> bool:
     """Return whether a change only adds comments and the import of the overlay.
 
     These lines are needed only together with another change of the file.
+
+    >>> is_mark(small.series.patches[0].files[0])
+    False
     """
     return all(not hunk.old and all(map(_MARK.match, hunk.new)) for hunk in file.hunks)
 
@@ -64,6 +82,9 @@ def words_of(overlay: Overlay, path: str) -> frozenset[str] | None:
     """Return the names that change a file; None if every feature and fix needs a change in it.
 
     ``overlay`` is the whole overlay.
+
+    >>> words_of(small, "vllm/v1/two.py")
+    frozenset({'seeds'})
     """
     words: set[str] = set()
     for patch in overlay.series.patches:

@@ -274,7 +274,6 @@ def test_a_shim_answers_for_the_current_directory(
         local,
         tmp_path / "local" / "bin" / "python",
     )
-    assert locate(site=str(local), python=str(shim)) == installation
     # The answer stays valid in another directory.
     monkeypatch.chdir(tmp_path)
     assert installation.interpreter != locate(python=str(shim)).interpreter
@@ -293,23 +292,6 @@ def test_an_interpreter_that_says_more_than_it_is_asked(tmp_path: Path, end: str
     for python in (tmp_path / "venv" / "bin" / "python", wrapper):
         assert locate(python=str(python)) == locate(venv=str(tmp_path / "venv"))
     assert run("apply", "--site", site, "--python", wrapper).returncode == Exit.DONE
-
-
-def test_a_python_of_another_version_is_refused_for_a_directory(tmp_path: Path) -> None:
-    """Its bytecode would outlive an uninstall, and be of no use until then."""
-    site = sites.small(tmp_path / "lib" / "python3.99" / "site-packages")
-    before = sites.snapshot(site, bytecode=True)
-    version = VERSION.removeprefix("python")
-    for command in ("apply", "status"):
-        done = run(command, "--site", site, "--python", sys.executable, code=Exit.USAGE)
-        for part in (sys.executable, f"is Python {version}", "Python 3.99", str(site)):
-            assert part in done.stderr
-    assert sites.snapshot(site, bytecode=True) == before
-    assert locate(site=str(site)).interpreter is None
-    same = sites.small(tmp_path / "lib" / VERSION / "site-packages")
-    assert locate(site=str(same), python=sys.executable).interpreter == Path(sys.executable)
-    debian = sites.small(tmp_path / "lib" / "python3" / "dist-packages")
-    assert locate(site=str(debian), python=sys.executable).interpreter == Path(sys.executable)
 
 
 def test_an_editable_install(tmp_path: Path) -> None:

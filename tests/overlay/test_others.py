@@ -107,10 +107,6 @@ def another_file(path: Path) -> None:
     path.with_name("new").replace(path)
 
 
-def another_mode(path: Path) -> None:
-    path.chmod(path.stat().st_mode ^ 0o044)
-
-
 def appears(path: Path) -> None:
     path.write_bytes(b"# mine\n")
 
@@ -121,7 +117,7 @@ def appears(path: Path) -> None:
         *itertools.product(
             [ONE, RECORD],
             ["apply", "revert"],
-            [a_line_more, another_file, another_mode, Path.unlink],
+            [a_line_more, another_file, Path.unlink],
         ),
         (OURS[0], "revert", a_line_more),
         (OURS[0], "revert", another_file),
