@@ -25,7 +25,8 @@ from support.sites import INFO, OVERLAY, RELEASE, REPO, UPSTREAM, run_package
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], check=False).returncode,
+        os.geteuid() != 0
+        or subprocess.run(["unshare", "--mount", "true"], check=False).returncode != 0,
         reason="only root can build images, if mounting is permitted",
     ),
 ]
