@@ -204,7 +204,7 @@ def wrong_digest(inspection: Inspection, expected: str) -> OverlayError | None:
         subject=inspection.installation.site,
         expected=f"digest {expected}",
         found=f"digest {inspection.digest}",
-        next_step="apply the version, --leave and --extra that give the expected digest (`doctor` "
+        next_step="apply the version, --leave or --extra that give the expected digest (`doctor` "
         "prints the digest that a copy gives), or expect the other one",
     )
 
