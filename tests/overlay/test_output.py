@@ -175,7 +175,7 @@ def test_ctrl_c_at_any_import_is_told_in_one_line(site: Path, tmp_path: Path) ->
     assert snapshot(site) == before
 
 
-def test_ctrl_c_during_a_command_is_told_in_one_line(site: Path, tmp_path: Path) -> None:
+def test_ctrl_c_during_a_command_is_told_in_one_line(tmp_path: Path) -> None:
     python = sites.script(tmp_path / "python", "kill -INT $PPID; sleep 60")
-    done = run("status", "--site", site, "--python", python, cwd="/")
+    done = run("status", "--python", python, cwd="/")
     assert (done.returncode, done.stderr) == (130, "overlay: interrupted\n")
