@@ -173,9 +173,13 @@ class Inspection:
 
     @property
     def downgrades(self) -> bool:
-        """Whether the numbers of the installed version are higher than this one's."""
+        """Whether the numbers of the installed version are higher than this one's.
+
+        What follows a ``+`` names a commit, which has no order.
+        """
         versions = (each.overlay.pin.overlay for each in (self.by_installed or self, self))
-        installed, ours = ([*map(int, re.findall(r"\d{1,9}", text))] for text in versions)
+        public = (text.partition("+")[0] for text in versions)
+        installed, ours = ([*map(int, re.findall(r"\d{1,9}", text))] for text in public)
         return installed > ours
 
     def pristine(self, path: str) -> bytes:

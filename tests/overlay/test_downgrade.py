@@ -62,8 +62,12 @@ def test_a_newer_version_is_taken_off_without_it(site: Path, older: str) -> None
 
 
 @pytest.mark.parametrize("version", ["0.0.10+g1a2b3c4", "0.0.10", "0.1"])
+@pytest.mark.parametrize("installed", ["0.0.10", "0.0.10+g9"])
 def test_another_commit_of_a_version_and_a_newer_one_need_no_flag(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: str, version: str
 ) -> None:
-    monkeypatch.setattr(cli, "ROOT", mini.overlay(tmp_path / "ours", version=version).root)
-    assert run("apply", site) == Exit.DONE
+    site = mini.install(tmp_path / "site")
+    for number, one in enumerate((installed, version)):
+        ours = mini.overlay(tmp_path / f"{number}", version=one)
+        monkeypatch.setattr(cli, "ROOT", ours.root)
+        assert run("apply", site) == Exit.DONE
