@@ -20,8 +20,10 @@ def main(pipe: Connection) -> None:
     os.sched_setaffinity(0, spec["cores"])
     import torch
     import vllm
+    from vllm.platforms import current_platform
 
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    # torch's own function makes a CUDA context, and vLLM then spawns its engine core.
+    device = "CPU" if current_platform.is_cpu() else current_platform.get_device_name()
     versions = f"vLLM {vllm.__version__}, torch {torch.__version__}, "
     versions += f"Python {platform.python_version()}"
     if spec["kind"] == "served":

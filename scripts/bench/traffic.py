@@ -35,6 +35,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
 }
 
+CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+
 
 def plan(args: argparse.Namespace, installations: Installations, timed: bool) -> Plan:
     """Return the plan of a run.
@@ -44,18 +46,12 @@ def plan(args: argparse.Namespace, installations: Installations, timed: bool) ->
         installations: of the run, whose directory gets the models.
         timed: whether the engine core is in the child's process, and its steps are timed.
     """
-    models, caches = installations.work / "models", installations.work / "compiled"
+    models = installations.work / "models"
     for name in {SHAPES[shape].engine for shape in args.shapes}:
         write(models / name, name)
     how = "at the same time" if args.places == 2 else "in turns"
     title = f"Closed-loop traffic, {args.seconds:g} s each, both sides {how}."
-    environment = {
-        **ENVIRONMENT,
-        "VLLM_ENABLE_V1_MULTIPROCESSING": f"{not timed:d}",
-        "VLLM_CACHE_ROOT": str(caches),
-        "TRITON_CACHE_DIR": str(caches / "triton"),
-        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
-    }
+    environment = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": f"{not timed:d}"}
     spec = {
         "kind": "timed" if timed else "served",
         "models": str(models),
@@ -63,7 +59,7 @@ def plan(args: argparse.Namespace, installations: Installations, timed: bool) ->
         "ramp": min(args.seconds / 4, 2.0),
     }
     load = "steps" if timed else "traffic"
-    return Plan(load, title, environment, list(starts(args, spec)))
+    return Plan(load, title, environment, list(starts(args, spec)), caches=CACHES)
 
 
 def starts(args: argparse.Namespace, spec: Mapping[str, Any]) -> Iterator[Start]:

@@ -70,6 +70,8 @@ class Plan:
         environment: variables of every child.
         starts: in order.
         client: the installation that every child imports; None for its side's own.
+        caches: variables of directories for compiled code, one for each side and place, since what
+            the overlay compiles early would be found by stock.
     """
 
     load: str
@@ -77,6 +79,7 @@ class Plan:
     environment: Mapping[str, str]
     starts: Sequence[Start]
     client: str | None = None
+    caches: Sequence[str] = ()
 
 
 class Measurement:
@@ -199,8 +202,10 @@ class Measurement:
         devices = ",".join(self.args.gpus[place * share :][:share])
         base, _, switch = side.partition("=")
         imported = "overlaid" if base.startswith("overlaid") else "stock"
+        caches = self.installations.work / f"{side}-{place}-compiled"
         environment = {
             **self.plan.environment,
+            **{name: str(caches / name.lower()) for name in self.plan.caches},
             "VLLM_USE_V2_MODEL_RUNNER": str(int(base.endswith("mrv2"))),
             **({"VLLM_READINESS": switch} if switch else {}),
             **({"CUDA_VISIBLE_DEVICES": devices} if devices else {}),
