@@ -24,6 +24,9 @@ LARGEST = 64 << 20
 _ACCESS_ACL = "system.posix_acl_access"
 _ACLS = (_ACCESS_ACL, "system.posix_acl_default")
 
+#: Attributes that hold a checksum or signature of a file's bytes, and are invalid for other bytes.
+_SEALS = ("security.ima", "security.evm")
+
 
 @dataclass(frozen=True)
 class Traits:
@@ -47,12 +50,17 @@ class Traits:
 def traits(path: Path) -> Traits:
     """Read the traits of ``path``; links are followed.
 
+    Raises:
+        OSError: no permission, or an attribute is a checksum or signature of the file's bytes.
+
     >>> traits(Path("/")).owner
     (0, 0)
     """
-    status = os.stat(path)
-    owner = status.st_uid, status.st_gid
-    return Traits(stat.S_IMODE(status.st_mode), owner, _attributes(path))
+    status, attributes = os.stat(path), _attributes(path)
+    if seal := next((name for name in _SEALS if name in attributes), None):
+        reason = f"the extended attribute {seal} depends on its bytes, and cannot be kept"
+        raise OSError(errno.EPERM, reason, str(path))
+    return Traits(stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid), attributes)
 
 
 def give(handle: int, path: Path, like: Traits) -> None:

@@ -108,6 +108,20 @@ def test_our_own_files_are_for_the_same_people(site: Path) -> None:
         assert os.getxattr(path, ACCESS) == acl(7, 7, 5, 7, 0), path
 
 
+@ROOT_ONLY
+@pytest.mark.parametrize("name", ["security.ima", "security.evm"])
+def test_a_seal_on_the_bytes_is_refused(
+    site: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give(site / TWO, name, b"\x03" + bytes(20))
+    before = snapshot(site, bytecode=True)
+    assert cli.main(["apply", "--site", str(site)]) == Exit.DENIED
+    message = capsys.readouterr().err
+    assert f"{site / TWO}: the extended attribute {name} depends on its bytes" in message
+    assert "nothing was written" in message
+    assert snapshot(site, bytecode=True) == before
+
+
 @pytest.fixture
 def as_nobody(site: Path, tmp_path: Path) -> Callable[..., tuple[int, str]]:
     """Runs a command as nobody, who owns the installation: its exit code and stderr."""
