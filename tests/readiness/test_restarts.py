@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from support import batches, modules
 from vllm.sampling_params import SamplingParams
 from vllm.v1.readiness.inputs import restarts
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
@@ -16,8 +15,7 @@ VOCABULARY = 30
 def runner() -> Any:
     """What is read of a runner."""
     return SimpleNamespace(
-        input_batch=batches.empty(modules.overlaid, VOCABULARY),
-        num_prompt_logprobs={},
+        input_batch=SimpleNamespace(vocab_size=VOCABULARY), num_prompt_logprobs={}
     )
 
 
@@ -40,11 +38,6 @@ def draw(state: CachedRequestState) -> float:
     return float(torch.rand(1, generator=state.generator))
 
 
-def join(runner: Any, state: CachedRequestState) -> None:
-    """Have a request join the runner's batch."""
-    runner.input_batch.readiness.rejoin(runner, state)
-
-
 @pytest.fixture(autouse=True)
 def on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switch everything on, beside a connector."""
@@ -53,21 +46,21 @@ def on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_drawn_for_dropped_tokens_is_drawn_again() -> None:
     state, one = request(), runner()
-    join(one, state)
+    restarts.rejoin(one, state)
     first = [draw(state), draw(state)]
-    join(one, state)
+    restarts.rejoin(one, state)
     assert [draw(state), draw(state)] == first
 
 
 def test_what_was_drawn_for_tokens_that_stay_is_not_drawn_again() -> None:
     state, one = request(), runner()
-    join(one, state)
+    restarts.rejoin(one, state)
     first = draw(state)
     state.output_token_ids = [5]
-    join(one, state)
+    restarts.rejoin(one, state)
     second = draw(state)
     assert second != first
-    join(one, state)
+    restarts.rejoin(one, state)
     assert draw(state) == second
 
 
@@ -78,9 +71,9 @@ def test_off(off: str, monkeypatch: pytest.MonkeyPatch) -> None:
     else:
         monkeypatch.setattr(restarts, "has_kv_transfer_group", lambda: False)
     state, one = request(prompt_logprobs=2), runner()
-    join(one, state)
+    restarts.rejoin(one, state)
     first = draw(state)
-    join(one, state)
+    restarts.rejoin(one, state)
     assert draw(state) != first
     assert one.num_prompt_logprobs == {}
 
@@ -89,13 +82,13 @@ def test_off(off: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prompt_logprobs_are_computed_with_the_prompt(asked: int | None, count: int | None) -> None:
     state, one = request(prompt_logprobs=asked), runner()
     expected = {} if count is None else {"r": count}
-    join(one, state)
+    restarts.rejoin(one, state)
     assert one.num_prompt_logprobs == expected
     state.num_computed_tokens = 3  # the prompt is not computed
     one.num_prompt_logprobs.clear()
-    join(one, state)
+    restarts.rejoin(one, state)
     assert one.num_prompt_logprobs == {}
     state.num_computed_tokens = 0
     state.output_token_ids = [5]  # they were delivered with it
-    join(one, state)
+    restarts.rejoin(one, state)
     assert one.num_prompt_logprobs == {}
