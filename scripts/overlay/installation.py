@@ -53,8 +53,8 @@ def locate(
         venv: directory of a virtual environment.
         site: a site-packages, dist-packages or ``--target`` directory.
         python: an interpreter, as a path or a command. With ``site``, the interpreter that imports
-            from ``site``. It runs in the current directory, because a pyenv shim selects the
-            version by that directory.
+            from ``site``. It is queried once, in the current directory, because a pyenv shim
+            selects the version by that directory.
 
     Raises:
         OverlayError: the arguments do not name exactly one target, the target does not have exactly
@@ -72,7 +72,8 @@ def locate(
         other = "--site=" if site else "--python="
         raise usage(f"--venv= and {other} name two targets", "name one of them")
     if site:
-        return _in_site(Path(site), interpreters.command(python) if python else None)
+        named = interpreters.behind(interpreters.command(python)) if python else None
+        return _in_site(Path(site), named)
     if python:
         return _on_path(interpreters.ask(interpreters.command(python)))
     if venv:

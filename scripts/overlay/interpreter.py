@@ -185,3 +185,22 @@ def command(python: str) -> Path:
     raise usage(
         "is not an interpreter that can be run", "name one: --python=/path/to/python3", python
     )
+
+
+def behind(executable: Path) -> Path:
+    """Return the real interpreter behind a shim; ``executable`` itself if it does not run.
+
+    That is no error here: most reverts compile nothing, and need no interpreter.
+
+    Raises:
+        Hung: it did not end in time.
+
+    >>> behind(Path(sys.executable)).name
+    'python...'
+    """
+    try:
+        return ask(executable).executable
+    except Hung:
+        raise
+    except OverlayError:
+        return executable
