@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compare both copies; the exit code."""
+    """Compare both copies; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="conformance", description=(__doc__ or "").partition("\n")[0]
     )

@@ -57,7 +57,7 @@ class Result:
         return {test: how for test, how in failed.items() if test not in selection.MENDED}
 
     def counts(self, file: str) -> Counter[Verdict]:
-        """How many tests of a file have each verdict."""
+        """Count the tests of a file by verdict."""
         return Counter(verdict for verdict, _ in self.files[file].values())
 
     def table(self) -> str:

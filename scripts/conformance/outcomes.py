@@ -18,7 +18,7 @@ _NO_DOWNLOAD = re.compile(
 
 
 class Verdict(enum.Enum):
-    """What the two outcomes of one test amount to; each name is a column of the table."""
+    """Outcomes of one test on both copies; each is a column of the table."""
 
     BOTH = "passed on both"
     NEITHER = "failed on both"

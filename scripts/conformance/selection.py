@@ -240,7 +240,7 @@ def _module(path: str) -> str:
 
 
 def _names(module: str) -> Iterator[str]:
-    """What a test imports of a patched module if it may test what the overlay changes."""
+    """Yield the names by which a test may import a change from a patched module."""
     if module not in CHANGED:
         yield module
     for name in CHANGED.get(module, ()):

@@ -178,7 +178,7 @@ def needed(purpose: str) -> tuple[list[str], list[Path]]:
 
 
 def _is_stale(directory: Path, purpose: str, mark: str, package: str) -> bool:
-    """Whether an environment was made for tests, or below build/, with another release.
+    """Return whether an environment for tests, or below build/, has another release.
 
     One that serves, such as .venv, may hold more than we put there, and is left to its user.
     """
@@ -301,7 +301,7 @@ def _run(
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether this machine, or this container, has an NVIDIA GPU."""
+    """Return whether this machine or container has an NVIDIA GPU."""
     return os.path.exists("/dev/nvidiactl") or (
         os.path.exists("/dev/dxg") and shutil.which("nvidia-smi") is not None  # WSL
     )

@@ -1,1 +1,1 @@
-"""What the probe has recorded, read and shown. Standard library only."""
+"""Report of the probe's metrics. Standard library only."""

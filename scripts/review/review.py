@@ -1,4 +1,4 @@
-"""The review of a release: every comparison made once, put together, and written."""
+"""Review of a release: makes each comparison once, and writes the report."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Review:
 
     @property
     def verdict(self) -> str:
-        """One of :data:`CODES`."""
+        """Verdict on the release, of :data:`CODES`."""
         if self.conflicts:
             return CONFLICT
         return CHANGED if self.changes or self.decisions else UNCHANGED

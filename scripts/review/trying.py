@@ -1,4 +1,4 @@
-"""The candidate tried: an environment of the release, overlaid, served from, and its own tests.
+"""Try a release: overlay an environment of it, serve from it, and run its own tests.
 
 All of it is below build/try. The environment has the CPU build, which any machine can run.
 """

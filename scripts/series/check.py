@@ -59,7 +59,7 @@ def missing_fields(header: str) -> list[str]:
 
 
 def is_catalogue(root: Path, series: Series) -> bool:
-    """Whether the page in patches/ is the one that the series gives."""
+    """Return whether the page in patches/ is the one that the series gives."""
     page = root / "patches" / catalogue.NAME
     return page.is_file() and page.read_bytes() == catalogue.page(series)
 

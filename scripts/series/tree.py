@@ -115,7 +115,7 @@ def commit(tree: Path, message: str) -> None:
 
 
 def is_laid_out(tree: Path) -> bool:
-    """Whether the tree was laid out completely."""
+    """Return whether the tree was laid out completely."""
     return bool(git.text(tree, "tag", "--list", SAVED))
 
 
@@ -126,12 +126,12 @@ def note_saved(tree: Path, root: Path) -> None:
 
 
 def patches_unchanged(tree: Path, root: Path) -> bool:
-    """Whether ``patches/`` is as it was when the tree was laid out or saved."""
+    """Return whether ``patches/`` is as it was when the tree was laid out or saved."""
     return _setting(tree, _PATCHES) == _digest_of_patches(root)
 
 
 def holds_work(tree: Path) -> bool:
-    """Whether the tree has changes or commits that ``patches/`` lacks."""
+    """Return whether the tree has changes or commits that ``patches/`` lacks."""
     if git.text(tree, "status", "--porcelain"):
         return True
     if not is_laid_out(tree):
