@@ -232,7 +232,7 @@ def test_revert_compiles_what_the_installer_had_compiled(tmp_path: Path, ours: O
     with (site / mini.INFO / "RECORD").open("a") as record:
         record.write(f"{compiled},,\n")
     for command in ("apply", "revert"):
-        options = ["--site", str(site), "--python", sys.executable]
+        options = ["--site", str(site), "--python", sys.executable, "--force"]
         assert cli.main([command, *options]) == Exit.DONE
         assert (site / compiled).exists()
     assert not (site / other).exists()
@@ -317,7 +317,7 @@ def test_four_at_once_end_with_one(site: Path) -> None:
     alone = sites.small(site.parent / "alone")
     run("apply", "--site", alone, "--python", sys.executable)
     command = [sys.executable, str(sites.REPO / "scripts" / "overlay"), "apply", "--json"]
-    command += ["--site", str(site), "--python", sys.executable]
+    command += ["--site", str(site), "--python", sys.executable, "--force"]
     runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     reports = [json.loads(child.communicate(timeout=120)[0]) for child in runs]
     assert [child.returncode for child in runs] == [0] * 4

@@ -98,7 +98,8 @@ def test_our_own_files_are_for_the_same_people(site: Path) -> None:
     give(site / ONE, ACCESS, SHARED)
     give(site / "vllm" / "v1", ACCESS, acl(7, 7, 5, 7, 0))
     give(site / ONE, "user.note", b"about this file")
-    assert cli.main(["apply", "--site", str(site), "--python", sys.executable]) == Exit.DONE
+    options = ["--site", str(site), "--python", sys.executable, "--force"]
+    assert cli.main(["apply", *options]) == Exit.DONE
     ours = [path for path in (site / PACKAGE).rglob("*") if path.is_file()]
     assert {path.suffix for path in ours} > {".py", ".pyc", ".patch"}
     for path in [*ours, *(site / "vllm" / "__pycache__").glob("one.*")]:
