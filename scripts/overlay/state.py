@@ -173,7 +173,7 @@ class Inspection:
 
     @property
     def downgrades(self) -> bool:
-        """Whether the numbers of the installed version are higher than this one's.
+        """True if the installed version is newer than this one, by its numbers.
 
         What follows a ``+`` names a commit, which has no order.
         """
