@@ -5,7 +5,7 @@
         [--model DIR] [--server "ARGUMENTS"] [--client "ARGUMENTS"]
 
 A fixed number of streams is open, and each that ends is followed by another. Two sides are measured
-at a time, and exchange places (:mod:`bench.harness.pairs`). An error in a stream ends the run.
+at a time, and exchange places (:mod:`bench.harness.pairs`). An error ends its pair of sides.
 With --client, stock's `vllm bench serve` sends the user's own traffic instead. DIR gets run.json
 and run.md.
 """
@@ -41,10 +41,6 @@ OWN = "own traffic"
 _LONGEST = 3600.0
 
 ENVIRONMENT: Mapping[str, str] = {
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "INFO",
     "NO_PROXY": "127.0.0.1",
     "no_proxy": "127.0.0.1",

@@ -24,17 +24,13 @@ from bench.loops.rows import ENGINES, ROWS, SHAPES
 #: Noise first: two processes of one view.
 PAIRS = ("again/stock", "overlaid/stock", "overlaid/mrv2", "overlaid/overlaid=-fixes")
 ENVIRONMENT: Mapping[str, str] = {
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
     # With the eager backend vLLM stores no AOT-compiled model, and computes the hash of its
     # configuration again for each step with piecewise graphs: 1 to 4 ms.
     "VLLM_USE_AOT_COMPILE": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",
 }
-
+#: Variables of directories for compiled code.
 CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 
 

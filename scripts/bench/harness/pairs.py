@@ -39,6 +39,14 @@ _SETTINGS = (
 )
 _LINES = 40  # of a log, in a message
 
+#: Variables of every measured process.
+ENVIRONMENT: Mapping[str, str] = {
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
 #: The engines of both sides in each place, by side and place.
 Engines = Mapping[tuple[str, int], Kept]
 
@@ -67,7 +75,7 @@ class Plan:
     Attributes:
         load: see :class:`bench.run.Run`.
         title: a sentence on the load.
-        environment: variables of every child.
+        environment: further variables of every child than :data:`ENVIRONMENT`.
         starts: in order.
         client: the installation that every child imports; None for its side's own.
         caches: variables of directories for compiled code, one for each side and place, since what
@@ -105,7 +113,7 @@ class Measurement:
             device="CPU",
             host=f"{len(os.sched_getaffinity(0))} cores of {_cpu()}",
             digests=dict(installations.digests),
-            environment={**inherited, **plan.environment},
+            environment={**inherited, **ENVIRONMENT, **plan.environment},
             load=plan.load,
             title=plan.title,
         )
@@ -204,6 +212,7 @@ class Measurement:
         imported = "overlaid" if base.startswith("overlaid") else "stock"
         caches = self.installations.work / f"{side}-{place}-compiled"
         environment = {
+            **ENVIRONMENT,
             **self.plan.environment,
             **{name: str(caches / name.lower()) for name in self.plan.caches},
             "VLLM_USE_V2_MODEL_RUNNER": str(int(base.endswith("mrv2"))),
