@@ -3,8 +3,9 @@
     PYTHONPATH=scripts python -m bench.traffic [--site SITE] [--pairs A/B...] [--shapes NAME...] ...
 
 A fixed number of requests is in flight, and each that ends is followed by another. Two sides are
-measured at a time, and exchange places (:mod:`bench.harness.pairs`). Both are views of one
-installation. DIR gets run.json and run.md, written again after each slice.
+measured at a time, and exchange places (:mod:`bench.harness.pairs`). They are views of one
+installation, and perhaps of another release's. DIR gets run.json and run.md, written again after
+each slice.
 """
 
 from __future__ import annotations
@@ -109,6 +110,8 @@ def measure(argv: Sequence[str], description: str, timed: bool) -> int:
     text = "seconds of each slice (%(default)s), without its warm-up"
     options.add_argument("--seconds", type=float, default=8.0, help=text)
     args = options.parse_args(argv)
+    if timed and args.peer:
+        options.error("--peer: another release's parts of a step are not known")
     args.gpus = devices
     command_line.prepare(options, args)
     return pairs.measure(args, lambda installations: plan(args, installations, timed))

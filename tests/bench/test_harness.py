@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench import serving, traffic
+from bench import parts, serving, traffic
 from bench.errors import Failure
 from bench.harness import command_line
 from bench.harness import pairs as harness
@@ -290,18 +290,20 @@ def test_places_share_no_core_and_leave_none_out() -> None:
         ("overlaid", "overlaid", {}),
         ("overlaid=-fixes", "overlaid", {"VLLM_READINESS": "-fixes"}),
         ("overlaid-mrv2", "overlaid", {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
+        ("0.26.0", "0.26.0", {"VLLM_USE_V2_MODEL_RUNNER": None}),
     ],
 )
 def test_sides_differ_in_installation_runner_and_switch(
-    side: str, origin: str, variables: dict[str, str], tmp_path: Path
+    side: str, origin: str, variables: dict[str, str | None], tmp_path: Path
 ) -> None:
     """The interpreter is a shell script that shows its environment."""
     python, log = tmp_path / "python", tmp_path / "log"
     python.write_text("#!/bin/sh\nenv\n")
     python.chmod(0o755)
     views = Installations.__new__(Installations)
-    views.work, views.python, views.digests, views.site = tmp_path, str(python), {}, tmp_path
-    views.views = {name: tmp_path / name for name in ("stock", "overlaid")}
+    views.work, views.python, views.digests, views.peer = tmp_path, str(python), {}, "0.26.0"
+    views.views = {name: tmp_path / name for name in ("stock", "overlaid", views.peer)}
+    views._sites = dict.fromkeys(views.views, tmp_path)
     for client in (None, "stock"):
         args = argparse.Namespace(places=2, gpus=["4", "5"], out=tmp_path)
         plan = Plan("traffic", "", {"SET": "1"}, [], client=client)
@@ -331,8 +333,8 @@ def at(place):
         print("here", flush=True)
         time.sleep(60)
 
-def views(self, site, work, python):
-    self.site, self.digests, self.work = site, {}, work
+def views(self, site, work, python, peer):
+    self.site, self.digests, self.work, self.peer = site, {}, work, ""
     (work / "pristine").mkdir()
     at("views")
 
@@ -419,6 +421,8 @@ def test_arguments_that_cannot_work_are_refused_at_once(
         (traffic, [*here, "--pairs", "stock/stock"], "'stock/stock' is not a pair"),
         (traffic, [*here, "--pairs", "stock=-fixes/overlaid"], "is not a pair"),
         (traffic, [*here, "--pairs", "overlaid=-fixes/stock", "a/b/c"], "'a/b/c' is not a pair"),
+        (traffic, [*here, "--pairs", "overlaid/peer"], "name its site-packages with --peer"),
+        (parts, [*here, "--peer", "x"], "--peer: another release's parts of a step are not known"),
         (serving, [*here, "--model", str(tmp_path)], "has no config.json; name a model's"),
         (serving, [*here, "--model", str(model)], "--model: your own model needs --client"),
         (serving, [*here, "--client=--a 'b"], "--client: No closing quotation"),

@@ -1,6 +1,7 @@
 """The installations of a comparison, and the processes that import them."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -70,6 +71,29 @@ def test_an_interpreter_that_imports_another_vllm_is_refused(tmp_path: Path) -> 
         views(site, tmp_path / "work", str(hook))
 
 
+def test_a_peer_is_a_side_of_its_own_version(tmp_path: Path) -> None:
+    site, other = sites.small(tmp_path / "site"), sites.small(tmp_path / "other")
+    (info,) = other.glob("vllm*-*.dist-info")
+    shutil.move(info, other / "vllm-0.99.0.dist-info")
+    before, work = contents(other), tmp_path / "work"
+    work.mkdir()
+    three = Installations(site, work, sys.executable, other)
+    assert three.peer == "0.99.0"
+    assert len({*three.digests.values()}) == 3
+    first, second, *_ = three.path("0.99.0").split(os.pathsep)
+    assert (Path(first), Path(second)) == (work / "0.99.0", other)
+    assert three.path("stock").split(os.pathsep)[1] == str(site)
+    assert contents(other) == before
+
+
+def test_a_peer_without_vllm_is_refused(tmp_path: Path) -> None:
+    site, empty = sites.small(tmp_path / "site"), tmp_path / "empty"
+    (empty / "vllm").mkdir(parents=True)
+    for wrong, reason in ((tmp_path / "none", "holds no vllm"), (empty, "holds 0 installations")):
+        with pytest.raises(Failure, match=f"{wrong} {reason}"):
+            Installations(site, tmp_path / wrong.name, sys.executable, wrong)
+
+
 #: Starts a child on a side made up, and waits to be killed.
 PARENT = """
 import signal, sys
@@ -77,7 +101,8 @@ from pathlib import Path
 from bench.harness.installations import Installations
 
 stock = Installations.__new__(Installations)
-stock.views, stock.site, stock.python = {"stock": Path("/side")}, Path("/site"), sys.executable
+stock.views, stock._sites = {"stock": Path("/side")}, {"stock": Path("/site")}
+stock.python = sys.executable
 child = "import os, time; print(os.environ['PYTHONPATH'], flush=True); time.sleep(60)"
 stock.start("stock", ["-c", child], Path(sys.argv[1]), {})
 signal.pause()

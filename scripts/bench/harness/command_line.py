@@ -22,8 +22,10 @@ LEFT_OUT = {
     "VLLM_READINESS_PROBE": "it slows the overlaid side alone",
     "VLLM_READINESS_SYNC_GUARD": "it slows the overlaid side alone",
 }
+#: The side of another release of vLLM, with the runner that it chooses itself.
+PEER = "peer"
 #: Sides by name; "again" is stock once more.
-NAMES = ("stock", "again", "mrv2", "overlaid-mrv2", "overlaid")
+NAMES = ("stock", "again", "mrv2", "overlaid-mrv2", "overlaid", PEER)
 _SIDE = rf"{'|'.join(NAMES)}|overlaid=[^/]+"
 
 
@@ -38,6 +40,8 @@ def parser(description: str, pairs: Sequence[str]) -> argparse.ArgumentParser:
     options.add_argument("--venv", help="the installation: a virtual environment's directory,")
     options.add_argument("--site", help="or a site-packages directory")
     options.add_argument("--python", help="interpreter of the measured processes, if another")
+    text = "site-packages directory of another release: the side `peer`, shown by its version"
+    options.add_argument("--peer", type=Path, metavar="SITE", help=text)
     options.add_argument("--out", type=Path, help="directory for the results (build/bench/TIME)")
     text = "exchanged pairs (%(default)s); fewer than five make no claim"
     options.add_argument("--rounds", type=above_0(int), default=5, help=text)
@@ -60,6 +64,8 @@ def prepare(options: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     be written to. SIGTERM and SIGHUP end the process from then on as
     :func:`end_on_signals` says, and the variables of :data:`LEFT_OUT` are gone.
     """
+    if args.peer is None and any(PEER in sides for sides in args.pairs):
+        options.error("--pairs: a pair has the side `peer`; name its site-packages with --peer")
     try:
         named = cli.installation(args)
     except OverlayError as error:

@@ -1,8 +1,9 @@
-"""The installations of a comparison: views of one installation, pristine and overlaid."""
+"""The installations of a comparison: views of one, pristine and overlaid, and perhaps of a peer."""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import os
 import shutil
@@ -25,25 +26,28 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Installations:
-    """Stock and overlaid vLLM, each proven by checksum.
+    """Stock and overlaid vLLM, each proven by checksum, and a peer.
 
     Attributes:
         work: directory for the views, and for the files of a run.
         python: the interpreter of the measured processes.
+        peer: the peer's version, which is also the name of its side; empty without one.
         views: side to its directory, which goes before the installation's own.
-        digests: side to the installation's digest.
+        digests: side to the installation's digest; of the peer, that of its list of files.
     """
 
-    def __init__(self, site: Path, work: Path, python: str) -> None:
-        """Make views of ``site`` in ``work``; ``site`` itself stays as it is.
+    def __init__(self, site: Path, work: Path, python: str, peer: Path | None = None) -> None:
+        """Make views of ``site`` and ``peer`` in ``work``; both themselves stay as they are.
 
         Raises:
             Failure: ``site`` has no vLLM, or one that can be neither overlaid nor made pristine;
                 or the interpreter imports another vLLM than that of a view.
         """
         self.site, self.work, self.python = site.resolve(), work, python
-        if not (self.site / "vllm").is_dir():
-            raise Failure(f"{self.site} holds no vllm; name a site-packages directory that does")
+        self.peer = ""
+        for each in filter(None, (site, peer)):
+            if not (each / "vllm").is_dir():
+                raise Failure(f"{each} holds no vllm; name a site-packages directory that does")
         self._before = _overlay("status", self.site)["digest"]
         # Views of both, so that not even bytecode is written into the installation. A process
         # that serves from the installation does not serve from the views: hence --force.
@@ -58,6 +62,10 @@ class Installations:
             "stock": _prove(stock, "pristine"),
             "overlaid": _prove(overlaid, "overlaid"),
         }
+        #: Side to the directory that holds its dependencies.
+        self._sites = dict.fromkeys(self.views, self.site)
+        if peer is not None:
+            self._add_peer(peer.resolve())
         for side, view in self.views.items():
             log = work / f"{side}-import.log"
             code = self.run(side, ["-c", _ORIGIN], log, 60, {})
@@ -68,7 +76,18 @@ class Installations:
     def path(self, side: str) -> str:
         """Return the PYTHONPATH of processes that import this side."""
         inherited = filter(None, [os.environ.get("PYTHONPATH")])
-        return os.pathsep.join([*map(str, (self.views[side], self.site, SCRIPTS)), *inherited])
+        return os.pathsep.join(
+            [*map(str, (self.views[side], self._sites[side], SCRIPTS)), *inherited]
+        )
+
+    def _add_peer(self, site: Path) -> None:
+        records = [*site.glob("vllm*-*.dist-info/RECORD")]
+        if len(records) != 1:
+            raise Failure(f"{site} holds {len(records)} installations of vLLM; name one of one")
+        self.peer = records[0].parent.name.removesuffix(".dist-info").partition("-")[2]
+        self.views[self.peer], self._sites[self.peer] = self.work / self.peer, site
+        self.digests[self.peer] = hashlib.sha256(records[0].read_bytes()).hexdigest()
+        _view(site, self.views[self.peer])
 
     def start(
         self,
@@ -135,8 +154,8 @@ class Installations:
 
 
 @contextmanager
-def installed(site: Path, python: str) -> Iterator[Installations]:
-    """Make both installations in a directory that is removed at the end.
+def installed(site: Path, python: str, peer: Path | None = None) -> Iterator[Installations]:
+    """Make the installations in a directory that is removed at the end.
 
     The directory is beside ``site``, where hard links work, or else in /tmp.
 
@@ -148,7 +167,7 @@ def installed(site: Path, python: str) -> Iterator[Installations]:
     except OSError:  # read-only, or missing
         work = Path(tempfile.mkdtemp(prefix="bench-"))
     try:
-        yield Installations(site, work, python)
+        yield Installations(site, work, python, peer)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import Failure
+from bench.harness.command_line import PEER
 from bench.harness.installations import ROOT, Installations, end, installed
 from bench.harness.kept import Kept
 from bench.markdown import markdown
@@ -210,12 +211,15 @@ class Measurement:
         devices = ",".join(self.args.gpus[place * share :][:share])
         base, _, switch = side.partition("=")
         imported = "overlaid" if base.startswith("overlaid") else "stock"
+        runner = {"VLLM_USE_V2_MODEL_RUNNER": str(int(base.endswith("mrv2")))}
+        if base == self.installations.peer:
+            imported, runner = base, {}
         caches = self.installations.work / f"{side}-{place}-compiled"
         environment = {
             **ENVIRONMENT,
             **self.plan.environment,
             **{name: str(caches / name.lower()) for name in self.plan.caches},
-            "VLLM_USE_V2_MODEL_RUNNER": str(int(base.endswith("mrv2"))),
+            **runner,
             **({"VLLM_READINESS": switch} if switch else {}),
             **({"CUDA_VISIBLE_DEVICES": devices} if devices else {}),
         }
@@ -290,7 +294,9 @@ def measure(args: argparse.Namespace, plan: Callable[[Installations], Plan]) -> 
         As :meth:`Measurement.execute`; 1 if there is no such installation.
     """
     try:
-        with installed(args.site, args.python) as installations:
+        with installed(args.site, args.python, args.peer) as installations:
+            named = {PEER: installations.peer}
+            args.pairs = [tuple(named.get(side, side) for side in sides) for sides in args.pairs]
             return Measurement(args, installations, plan(installations)).execute()
     except Failure as error:
         print(f"bench: {error}", file=sys.stderr)
