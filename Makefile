@@ -154,7 +154,7 @@ test: test-environment lint ## run the tests, in an environment that it makes (b
 	@$(TEST_ENV)/bin/python -m pytest $(BY_FILE) $(ARGS)
 
 test-slow: test-environment ## run the tests that take minutes each
-	@READINESS_EXAMPLES=3 $(TEST_ENV)/bin/python -m pytest -m "slow or drawn" $(BY_FILE) $(ARGS)
+	@READINESS_EXAMPLES=2 $(TEST_ENV)/bin/python -m pytest -m "slow or drawn" $(BY_FILE) $(ARGS)
 
 lint: tools ## ruff and mypy
 	@$(TEST_ENV)/bin/ruff check . && $(TEST_ENV)/bin/ruff format --check .

@@ -169,8 +169,8 @@ def test_decisions_and_states_are_upstreams(
 
 @pytest.mark.slow
 @given(**CASES)
-@settings(max_examples=2000)
-def test_decisions_and_states_are_upstreams_in_2000_runs(
+@settings(max_examples=600)
+def test_decisions_and_states_are_upstreams_in_600_runs(
     setup: Setup, seed: int, odd: float, steps: int
 ) -> None:
     Traffic(setup, seed, odd).run(steps)
