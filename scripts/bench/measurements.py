@@ -178,7 +178,7 @@ def pages() -> dict[Path, str]:
     traffic = (
         (group, page.compare(name, group, "tokens/s"))
         for name, run in page.runs.items()
-        if run.load == "traffic" and "VLLM_READINESS" not in run.environment
+        if run.load in ("traffic", "streams") and "VLLM_READINESS" not in run.environment
         for group in run.groups()
     )
     return {
