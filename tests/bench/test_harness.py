@@ -95,7 +95,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             rounds=2, limit=limit, places=places, seconds=1.0, out=tmp_path, gpus=[]
         )
         (work := tmp_path / "work").mkdir()
-        views: Any = SimpleNamespace(digests={}, work=work, check_untouched=check)
+        views: Any = SimpleNamespace(digests={}, peer="", work=work, check_untouched=check)
         measurement = Measurement(args, views, Plan("traffic", "Made up.", {}, starts))
         return measurement.execute(), events, placed
 

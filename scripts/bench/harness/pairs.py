@@ -188,10 +188,11 @@ class Measurement:
                     self._count += 1
                     logs.append(self.installations.work / f"{side}-{place}-{self._count}.log")
                     engines[side, place] = self._start(start, side, place, own, logs[-1])
-            for each in engines.values():
+            for (side, _), each in engines.items():
                 about_child = each.answer(_START)
                 self.run.device = about_child["device"]
-                self.run.host = f"{self._host}, {about_child['versions']}"
+                if side != self.installations.peer:
+                    self.run.host = f"{self._host}, {about_child['versions']}"
             yield engines
             for each in engines.values():  # all are asked to end before one is waited for
                 each.ask(None)
