@@ -27,7 +27,13 @@ def fences(owner: str) -> str:
 
 
 PINNED = f'{PREFIX}pinned_bytes{{instance="a",process="rank0",owner="readback"}}'
-INFO = f'{PREFIX}info{{instance="a",runner="V1"}}'
+
+
+def info(instance: str, digest: str, job: str = "vllm") -> str:
+    labels = f'instance="{instance}",job="{job}",digest="{digest}",runner="V1"'
+    return f"{PREFIX}info{{{labels}}}"
+
+
 TOKENS = 'vllm:generation_tokens_total{instance="a"}'
 
 #: Alert to series and their values at each minute: those that raise it.
@@ -37,10 +43,13 @@ RAISING: dict[str, dict[str, str]] = {
     "ReadinessEarlyWaits": {STEPS: "0+1000x60", fences("penalties"): "0+600x60"},
     "ReadinessPinnedMemory": {PINNED: f"{3 << 30}x60"},
     "ReadinessGone": {TOKENS: "0+1000x60"},
+    "ReadinessMixedDigests": {info("a", "one"): "1x60", info("b", "two"): "1x60"},
 }
 #: Series that raise none.
 QUIET = {
-    INFO: "1x60",
+    info("a", "one"): "1x60",
+    info("b", "one"): "1x60",
+    info("c", "two", job="canary"): "1x60",
     STEPS: "0+1000x60",
     TOKENS: "0+1000x60",
     PINNED: f"{1 << 30}x60",
