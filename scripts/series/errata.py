@@ -37,6 +37,16 @@ can read; its head describes the fields.
   to it were read. *none known*: only upstream's issues were read.
 - *overlay*: the word in `VLLM_READINESS` that turns [the fix](#the-fixes) on and off.
 """
+#: Releases that are counted beside the one that was read last.
+COUNTED = ("0.26.0",)
+_UPGRADE = """## Overlay or upgrade
+
+How many of these errors each mends, as far as is known (see *upstream's mend*). A release with a
+part of a fix still has the rest of the error.
+
+| | mended | in part | not, or not known |
+| --- | ---: | ---: | ---: |
+"""
 _FIXES = """## The fixes
 
 A fix changes the output only where stock's is wrong; all else is bit-identical to stock. Upstream
@@ -85,6 +95,9 @@ def page(facts: Mapping[str, Any]) -> str:
         ]
         if rows:
             parts.append("\n".join([f"## {heading}", "", *_table_head(), *rows, ""]))
+    parts.append(_UPGRADE + _counts(f"overlay on {facts['release']}", mended, 0, len(errata)))
+    for release in (*COUNTED, facts["read"]):
+        parts[-1] += _counts(release, *mended_by(errata, release), len(errata))
     parts.append(_FIXES.format(release=facts["release"]))
     parts += [_section(word, fix) for word, fix in facts.get("fixes", {}).items()]
     return "\n".join(parts)
@@ -102,6 +115,21 @@ def upstreams_mend(erratum: Mapping[str, Any], read: str) -> str:
     none = f"not in {read}" if erratum["looked"]["how"] == "sources" else "none known"
     parts.append(erratum.get("mended") or f"{'the rest ' if parts else ''}{none}")
     return "; ".join([*parts, *filter(None, [erratum.get("note")])])
+
+
+def mended_by(errata: Mapping[str, Mapping[str, Any]], release: str) -> tuple[int, int]:
+    """Return how many errata a release mends whole, and how many in part."""
+
+    def has(other: str) -> bool:
+        return [*map(int, other.split("."))] <= [*map(int, release.split("."))]
+
+    whole = [has(of["mended"]) if "mended" in of else False for of in errata.values()]
+    partly = [any(map(has, of.get("partly", ()))) for of in errata.values()]
+    return sum(whole), sum(part > all_ for part, all_ in zip(partly, whole, strict=True))
+
+
+def _counts(name: str, whole: int, partly: int, errata: int) -> str:
+    return f"| {name} | {whole} | {partly} | {errata - whole - partly} |\n"
 
 
 def _table_head() -> Iterator[str]:

@@ -97,6 +97,22 @@ def test_headers_say_what_the_facts_say(patch: Patch) -> None:
     assert list(header_complaints(patch, FACTS)) == []
 
 
+def test_a_release_has_the_fixes_of_those_before_it() -> None:
+    facts: list[dict[str, Any]] = [
+        {"mended": "0.9.1"},
+        {"mended": "0.27.0", "partly": {"0.26.0": "a half"}},
+        {"mended": "0.25.1", "partly": {"0.24.0": "a half"}},
+        {"partly": {"0.26.1": "a half"}},
+        {},
+    ]
+    named = {str(number): each for number, each in enumerate(facts)}
+    assert [errata.mended_by(named, r) for r in ("0.22.0", "0.26.0", "0.33.0")] == [
+        (1, 0),
+        (2, 1),
+        (3, 1),
+    ]
+
+
 def test_readme_counts_the_errata() -> None:
     text = (REPO / "README.md").read_text()
     rows = re.findall(r"errata\.md#([\w-]+)\).* \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
