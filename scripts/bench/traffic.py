@@ -49,6 +49,8 @@ def plan(args: argparse.Namespace, installations: Installations, timed: bool) ->
     how = "at the same time" if args.places == 2 else "in turns"
     title = f"Closed-loop traffic, {args.seconds:g} s each, both sides {how}."
     environment = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": f"{not timed:d}"}
+    if timed:  # a peer's, too: its Model Runner V2 may have other parts
+        environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     spec = {
         "kind": "timed" if timed else "served",
         "models": str(models),
@@ -110,8 +112,6 @@ def measure(argv: Sequence[str], description: str, timed: bool) -> int:
     text = "seconds of each slice (%(default)s), without its warm-up"
     options.add_argument("--seconds", type=float, default=8.0, help=text)
     args = options.parse_args(argv)
-    if timed and args.peer:
-        options.error("--peer: another release's parts of a step are not known")
     args.gpus = devices
     command_line.prepare(options, args)
     return pairs.measure(args, lambda installations: plan(args, installations, timed))

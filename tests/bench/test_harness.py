@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bench import parts, serving, traffic
+from bench import serving, traffic
 from bench.errors import Failure
 from bench.harness import command_line
 from bench.harness import pairs as harness
@@ -422,7 +422,6 @@ def test_arguments_that_cannot_work_are_refused_at_once(
         (traffic, [*here, "--pairs", "stock=-fixes/overlaid"], "is not a pair"),
         (traffic, [*here, "--pairs", "overlaid=-fixes/stock", "a/b/c"], "'a/b/c' is not a pair"),
         (traffic, [*here, "--pairs", "overlaid/peer"], "name its site-packages with --peer"),
-        (parts, [*here, "--peer", "x"], "--peer: another release's parts of a step are not known"),
         (serving, [*here, "--model", str(tmp_path)], "has no config.json; name a model's"),
         (serving, [*here, "--model", str(model)], "--model: your own model needs --client"),
         (serving, [*here, "--client=--a 'b"], "--client: No closing quotation"),
