@@ -181,7 +181,7 @@ def test_items_of_refused_requests_take_no_more_memory_than_the_cache() -> None:
     caches = Caches("ours")
     for number in range(20):
         caches.render(f"{chr(ord('a') + number)}8")
-    kept = caches.sender.readiness_items.unsent
+    kept = caches.sender.readiness.unsent
     assert sum(map(size, kept)) == CAPACITY
 
 

@@ -20,7 +20,7 @@ from support.scheduling import of_side as make_of_side
 from support.steps import PROMPT_LOGPROBS, WRONG, Steps, token
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.readiness.core.in_flight import of as in_flight_of
+from vllm.v1.readiness.core import step
 from vllm.v1.request import Request
 
 FIX = "preemption"
@@ -159,7 +159,7 @@ def test_every_token_is_delivered_once_and_in_order(
         script = [action for action in script if action[0] != "pause"]
     steps = play(ours, script, seed, in_flight, drafts, blocks)
     assert steps.faults() == []
-    record = in_flight_of(steps.scheduler)
+    record = step.of(steps.scheduler).in_flight
     assert not (record.steps or record.dropped)
 
 
@@ -184,8 +184,7 @@ def test_a_derived_scheduler_that_leaves_out_ours_is_left_to_upstream(leaves_out
         kind = type("Own", (kind,), {"schedule": kind.__mro__[2].schedule})
     derived = scheduler(kind, 2)
     if leaves_out == "our constructor":
-        for name in ("_mends_preemption", "_preempted", "readiness_in_flight"):
-            vars(derived).pop(name, None)
+        del derived.readiness
     assert outcome(accepted_drafts_in_flight, lambda _: derived) == outcome(
         accepted_drafts_in_flight, pinned
     )
@@ -237,7 +236,7 @@ def test_a_synchronous_pipeline_delivers_every_token_in_order(
 ) -> None:
     steps = play(lambda _, blocks: pipelined("ours", blocks), script, seed, stages, 0, blocks)
     assert steps.faults() == []
-    record = in_flight_of(steps.scheduler)
+    record = step.of(steps.scheduler).in_flight
     assert not (record.steps or record.dropped)
 
 

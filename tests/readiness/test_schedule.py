@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support import scheduling
 from support.scheduling import FEATURES, Lockstep, Setup
-from vllm.v1.readiness.core import schedule, update_outputs
+from vllm.v1.readiness.core import schedule, step, update_outputs
 from vllm.v1.readiness.engine import gauges
 from vllm.v1.request import RequestStatus
 
@@ -23,7 +23,7 @@ SETUP = Setup(seqs=8, blocks=200, budget=64, length=128)
 def served(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Numbers of requests in all steps: served by each feature, and left to upstream."""
     counts: Counter[str] = Counter()
-    advance, update = schedule.Running.advance_counts, update_outputs._update
+    advance, update = schedule.Running.advance_counts, update_outputs.UpdateOutputs._update
 
     def advancing(self: Any, preempted: bool) -> Iterator[Any]:
         for item in advance(self, preempted):
@@ -31,16 +31,16 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             yield item
         counts["schedule"] += len(self.counts) - len(self.others)
 
-    def updating(scheduler: Any, step: Any, *others: Any) -> Iterator[Any]:
+    def updating(self: Any, step: Any, *others: Any) -> Iterator[Any]:
         left = 0
-        for item in update(scheduler, step, *others):
+        for item in update(self, step, *others):
             left += 1
             yield item
         counts["update-outputs, left"] += left
         counts["update-outputs"] += len(step.num_scheduled_tokens) - left
 
     monkeypatch.setattr(schedule.Running, "advance_counts", advancing)
-    monkeypatch.setattr(update_outputs, "_update", updating)
+    monkeypatch.setattr(update_outputs.UpdateOutputs, "_update", updating)
     return counts
 
 
@@ -130,7 +130,7 @@ def test_what_is_not_known_is_left_to_upstream(
     fallbacks: dict[tuple[str, str], int],
 ) -> None:
     scheduler = scheduling.make(SETUP)
-    assert schedule.begin(scheduler, [], {}, {}) is not None
+    assert step.of(scheduler).running.begin([], {}, {}) is not None
     scheduler = scheduling.make(SETUP)
     changed = scheduler if owner == "scheduler" else getattr(scheduler, owner)
     if name == "coordinator":
@@ -138,19 +138,20 @@ def test_what_is_not_known_is_left_to_upstream(
         changed.coordinator.__class__ = type("Own", (kind,), {})
     else:
         setattr(changed, name, value)
-    assert schedule.begin(scheduler, [], {}, {}) is None
+    assert step.of(scheduler).running.begin([], {}, {}) is None
     assert fallbacks == {("schedule", gauges.OTHER_INPUT): 1}
 
 
 @pytest.mark.parametrize("asynchronous", [0, 1])
 def test_a_scheduler_without_attributes_is_left_to_upstream(asynchronous: int) -> None:
     bare = object.__new__(scheduling.classes()[asynchronous])
-    assert schedule.begin(bare, [], {}, {}) is None
-    step: Any = SimpleNamespace(num_scheduled_tokens={"r": 1})
-    assert [*schedule.counts_to_advance(bare, step)] == [("r", 1)]
-    assert [*schedule.placeholders_to_add(bare, step)] == ["r"]
+    own = step.of(bare)
+    assert own.running.begin([], {}, {}) is None
+    scheduled: Any = SimpleNamespace(num_scheduled_tokens={"r": 1})
+    assert [*own.running.counts_to_advance(scheduled)] == [("r", 1)]
+    assert [*own.running.placeholders_to_add(scheduled)] == ["r"]
     result: Any = SimpleNamespace(sampled_token_ids=[[1]])
-    assert [*update_outputs.left_to_upstream(bare, step, result, {})] == [("r", 1)]
+    assert [*own.update_outputs.left_to_upstream(scheduled, result, {})] == [("r", 1)]
 
 
 @pytest.mark.parametrize("status", [RequestStatus.PREEMPTED, RequestStatus.FINISHED_ABORTED])

@@ -24,12 +24,12 @@ like any preempted request, without another load. With the policy "fail", all th
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from vllm.logger import init_logger
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.core import in_flight
 from vllm.v1.readiness.engine import subclasses, switch
 from vllm.v1.request import RequestStatus
 
@@ -37,35 +37,13 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.readiness.core.in_flight import InFlight
     from vllm.v1.request import Request
 
 logger = init_logger(__name__)
 
 #: Scheduler methods that have a seam.
 _METHODS = ("schedule", "_update_after_schedule", "update_from_output", "_handle_invalid_blocks")
-#: Attribute of the scheduler that holds its :class:`_Loads`.
-_ATTRIBUTE = "readiness_failed_loads"
-
-
-class _Loads:
-    """State of the fix for one scheduler.
-
-    Attributes:
-        on: whether the fix is on, and the scheduler has a connector and all seams.
-        arrived: the step whose output is being processed.
-        to_preempt: running requests to preempt before the next step is scheduled.
-        recomputed: requests with a failed load, for which the connector loads nothing more.
-    """
-
-    def __init__(self, scheduler: "Scheduler") -> None:
-        self.on = (
-            scheduler.connector is not None
-            and registry.FAILED_LOADS in switch.enabled()
-            and _all_ours(type(scheduler))
-        )
-        self.arrived: SchedulerOutput | None = None
-        self.to_preempt: list[Request] = []
-        self.recomputed: WeakSet[Request] = WeakSet()
 
 
 @dataclass
@@ -103,102 +81,114 @@ class _Holder:
         return True
 
 
-def _of(scheduler: "Scheduler") -> _Loads:
-    return subclasses.remembered(scheduler, _ATTRIBUTE, lambda: _Loads(scheduler))
+class FailedLoads:
+    """State of the fix for one scheduler, whose steps in flight are ``in_flight``."""
 
+    def __init__(self, scheduler: "Scheduler", in_flight: "InFlight") -> None:
+        self._scheduler, self._in_flight = scheduler, in_flight
+        #: The step whose output is being processed.
+        self._arrived: SchedulerOutput | None = None
+        #: Running requests to preempt before the next step is scheduled.
+        self._to_preempt: list[Request] = []
+        #: Requests with a failed load, for which the connector loads nothing more.
+        self._recomputed: WeakSet[Request] = WeakSet()
 
-def refused(scheduler: "Scheduler", request: "Request") -> bool:
-    """Return whether a waiting request may not load KV, because an earlier load failed.
+    @cached_property
+    def _on(self) -> bool:
+        """Whether the fix is on, and the scheduler has a connector and all seams."""
+        return (
+            self._scheduler.connector is not None
+            and registry.FAILED_LOADS in switch.enabled()
+            and subclasses.scheduler_has_seams(
+                type(self._scheduler), _METHODS, registry.FAILED_LOADS, "failed KV loads"
+            )
+        )
 
-    Called after the connector's lookup, in which some connectors drop old blocks.
-    """
-    return request in _of(scheduler).recomputed
+    def refused(self, request: "Request") -> bool:
+        """Return whether a waiting request may not load KV, because an earlier load failed.
 
+        Called after the connector's lookup, in which some connectors drop old blocks.
+        """
+        return request in self._recomputed
 
-def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
-    """Add a scheduled step to the in-flight steps, if the fix is on."""
-    if _of(scheduler).on:
-        in_flight.of(scheduler).schedule(step)
+    def scheduled(self, step: "SchedulerOutput") -> None:
+        """Add a scheduled step to the in-flight steps, if the fix is on."""
+        if self._on:
+            self._in_flight.schedule(step)
 
+    def arrive(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
+        """Remove dropped results from a step's output. Called before the output is processed."""
+        if self._on:
+            self._arrived = step
+            self._in_flight.arrive(step, output)
 
-def arrive(scheduler: "Scheduler", step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
-    """Remove dropped results from a step's output. Called before the output is processed."""
-    loads = _of(scheduler)
-    if loads.on:
-        loads.arrived = step
-        in_flight.of(scheduler).arrive(step, output)
+    def preempt(self, preempted: "list[Request]", timestamp: float) -> None:
+        """Preempt the requests to recompute, and add them to ``preempted``, before a step."""
+        if not self._to_preempt:
+            return
+        scheduler = self._scheduler
+        # Iterate in reverse to keep the order: each request is prepended to the waiting queue.
+        for request in [item for item in reversed(scheduler.running) if item in self._to_preempt]:
+            scheduler.running.remove(request)
+            scheduler._preempt_request(request, timestamp)
+            preempted.append(request)
+        self._to_preempt = []
 
+    def handle(self, invalid: set[int]) -> set[str] | None:
+        """Process the ids of blocks that failed to load; None to fall back to upstream.
 
-def preempt(scheduler: "Scheduler", preempted: "list[Request]", timestamp: float) -> None:
-    """Preempt the requests to recompute, and add them to ``preempted``. Called before a step."""
-    loads = _of(scheduler)
-    if not loads.to_preempt:
-        return
-    # Iterate in reverse to keep the order: each request is prepended to the waiting queue.
-    for request in [item for item in reversed(scheduler.running) if item in loads.to_preempt]:
-        scheduler.running.remove(request)
-        scheduler._preempt_request(request, timestamp)
-        preempted.append(request)
-    loads.to_preempt = []
-
-
-def handle(scheduler: "Scheduler", invalid: set[int]) -> set[str] | None:
-    """Process the ids of blocks that failed to load; None to fall back to upstream.
-
-    Returns the ids of the affected requests. The caller skips their output of the current step, and
-    ends the requests if the policy is "fail".
-    """
-    loads = _of(scheduler)
-    if not loads.on:
-        return None
-    manager = scheduler.kv_cache_manager
-    pool = manager.block_pool
-    bad = {block for block in invalid if 0 <= block < len(pool.blocks)}
-    bad.discard(pool.null_block.block_id)
-    steps = [step for step in (loads.arrived, *in_flight.of(scheduler).steps) if step is not None]
-    affected = _affected([*_holders(scheduler, steps)], bad)
-    manager.evict_blocks(bad)
-    requests = [
-        request
-        for name in affected
-        if (request := scheduler.requests.get(name)) is not None and not request.is_finished()
-    ]
-    names = {request.request_id for request in requests}
-    if not requests:
-        return names
-    if not scheduler.recompute_kv_load_failures:
-        logger.error(
-            "Failing %d request(s) because some of their KV blocks could not be loaded "
-            '(kv_load_failure_policy="fail"): %s',
+        Returns the ids of the affected requests. The caller skips their output of the current step,
+        and ends the requests if the policy is "fail".
+        """
+        if not self._on:
+            return None
+        scheduler = self._scheduler
+        manager = scheduler.kv_cache_manager
+        pool = manager.block_pool
+        bad = {block for block in invalid if 0 <= block < len(pool.blocks)}
+        bad.discard(pool.null_block.block_id)
+        steps = [step for step in (self._arrived, *self._in_flight.steps) if step is not None]
+        affected = _affected([*_holders(scheduler, steps)], bad)
+        manager.evict_blocks(bad)
+        requests = [
+            request
+            for name in affected
+            if (request := scheduler.requests.get(name)) is not None and not request.is_finished()
+        ]
+        names = {request.request_id for request in requests}
+        if not requests:
+            return names
+        if not scheduler.recompute_kv_load_failures:
+            logger.error(
+                "Failing %d request(s) because some of their KV blocks could not be loaded "
+                '(kv_load_failure_policy="fail"): %s',
+                *(len(names), sorted(names)),
+            )
+            return names
+        logger.warning(
+            "Recomputing %d request(s) because some of their KV blocks could not be loaded: %s",
             *(len(names), sorted(names)),
         )
+        for request in requests:
+            self._recompute(request, affected[request.request_id])
         return names
-    logger.warning(
-        "Recomputing %d request(s) because some of their KV blocks could not be loaded: %s",
-        *(len(names), sorted(names)),
-    )
-    for request in requests:
-        _recompute(scheduler, request, affected[request.request_id])
-    return names
 
+    def _recompute(self, request: "Request", position: int | None) -> None:
+        """Drop a request's in-flight output, and prepare to recompute the request.
 
-def _recompute(scheduler: "Scheduler", request: "Request", position: int | None) -> None:
-    """Drop a request's in-flight output, and prepare to recompute the request.
-
-    ``position`` is the first token with wrong KV in the request's current blocks, if any.
-    """
-    loads = _of(scheduler)
-    loads.recomputed.add(request)
-    in_flight.of(scheduler).drop(request.request_id, prompt_is_stale=True)
-    request.num_output_placeholders = 0
-    request.async_tokens_to_discard = 0
-    if request.status == RequestStatus.RUNNING:
-        loads.to_preempt.append(request)
-    elif request.status == RequestStatus.WAITING_FOR_REMOTE_KVS and position is not None:
-        # Other blocks may still be loading: upstream resumes the request once they are loaded.
-        alone = len(scheduler.kv_cache_config.kv_cache_groups) == 1
-        request.num_computed_tokens = position if alone else 0
-        scheduler.failed_recving_kv_req_ids.add(request.request_id)
+        ``position`` is the first token with wrong KV in the request's current blocks, if any.
+        """
+        self._recomputed.add(request)
+        self._in_flight.drop(request.request_id, prompt_is_stale=True)
+        request.num_output_placeholders = 0
+        request.async_tokens_to_discard = 0
+        if request.status == RequestStatus.RUNNING:
+            self._to_preempt.append(request)
+        elif request.status == RequestStatus.WAITING_FOR_REMOTE_KVS and position is not None:
+            # Other blocks may still be loading: upstream resumes the request once they are loaded.
+            alone = len(self._scheduler.kv_cache_config.kv_cache_groups) == 1
+            request.num_computed_tokens = position if alone else 0
+            self._scheduler.failed_recving_kv_req_ids.add(request.request_id)
 
 
 def _affected(holders: list[_Holder], bad: set[int]) -> dict[str, int | None]:
@@ -271,11 +261,3 @@ def _admissions(
                 for blocks, more in zip(latest[name], groups, strict=True):
                     blocks.extend(more)
     return admissions, computed
-
-
-def _all_ours(kind: type) -> bool:
-    """Return whether a scheduler class reaches all seams of the fix; log once if it does not."""
-    if all(subclasses.ends_in_seam(kind, method) for method in _METHODS):
-        return True
-    subclasses.leave_scheduler(kind, registry.FAILED_LOADS, "failed KV loads")
-    return False

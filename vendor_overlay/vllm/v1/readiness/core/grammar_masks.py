@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: Attribute of the manager that holds its :class:`Filler`.
-_ATTRIBUTE = "readiness_filler"
 _METHODS = ("_fill_bitmasks", "should_fill_bitmask")
 #: CPU seconds per step that justify one helper thread.
 _WORTH = 1e-3
@@ -54,7 +52,7 @@ def fill(
     ``names`` are the ids of the requests that need a bitmask, in order. ``drafts`` is the maximum
     number of drafts per request.
     """
-    filler: Filler = subclasses.remembered(manager, _ATTRIBUTE, lambda: Filler(manager))
+    filler: Filler = subclasses.remembered(manager, lambda: Filler(manager))
     if drafts or not filler.on or type(manager.backend) is not filler.backend:
         return None
     grammars = []

@@ -1,39 +1,32 @@
 """In-flight steps of a scheduler, and the requests whose in-flight output is dropped.
 
 The fixes ``preemption``, ``failed-loads`` and ``kv-transfers`` share one :class:`InFlight` per
-scheduler. Each fix calls it from its own seams, and works alone.
+scheduler. Each calls it from its own seams, and works alone.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
 
 from collections import deque
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
-
-from vllm.v1.readiness.engine import subclasses
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput
-    from vllm.v1.request import Request
-
-#: Attribute of the scheduler that holds its :class:`InFlight`.
-_ATTRIBUTE = "readiness_in_flight"
 
 
 class InFlight:
-    """In-flight steps of one scheduler; ``requests`` are all of its requests, by id.
+    """In-flight steps of one scheduler.
 
     Attributes:
         steps: the steps whose output has not arrived, oldest first.
         dropped: ``id()`` of an in-flight step to the ids of requests whose output is dropped.
     """
 
-    def __init__(self, requests: "Mapping[str, Request]") -> None:
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self._scheduler = scheduler
         self.steps: deque[SchedulerOutput] = deque()
         self.dropped: dict[int, set[str]] = {}
-        self._requests = requests
         #: Prompt logprobs saved from dropped outputs, by request id.
         self._prompt_logprobs: dict[str, LogprobsTensors] = {}
         #: Ids of requests whose in-flight prompt logprobs are wrong, and will be recomputed.
@@ -92,12 +85,7 @@ class InFlight:
     def _deliver_prompt_logprobs(self, output: "ModelRunnerOutput") -> None:
         for name in list(self._prompt_logprobs):
             row = output.req_id_to_index.get(name)
-            if name not in self._requests:
+            if name not in self._scheduler.requests:
                 del self._prompt_logprobs[name]
             elif row is not None and output.sampled_token_ids and output.sampled_token_ids[row]:
                 output.prompt_logprobs_dict[name] = self._prompt_logprobs.pop(name)
-
-
-def of(scheduler: "Scheduler") -> InFlight:
-    """Return a scheduler's record of in-flight steps; create it on first use."""
-    return subclasses.remembered(scheduler, _ATTRIBUTE, lambda: InFlight(scheduler.requests))

@@ -23,12 +23,12 @@ and recomputes the step. No load is ever deferred, so requests are admitted as b
 # mirrors: vllm.v1.request:Request.append_output_token_ids
 # mirrors: vllm.v1.core.sched.utils:check_stop
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.scheduler import Scheduler as Upstream
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.core import in_flight
 from vllm.v1.readiness.engine import subclasses, switch
 from vllm.v1.request import RequestStatus
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+    from vllm.v1.readiness.core.in_flight import InFlight
     from vllm.v1.request import Request
 
 logger = init_logger(__name__)
@@ -50,142 +51,121 @@ _METHODS = (
 )
 #: Kinds of report.
 _RECEIVED, _SENT = "received", "sent"
-#: Attribute of the scheduler that holds its :class:`_Transfers`.
-_ATTRIBUTE = "readiness_transfers"
 
 
-class _Transfers:
-    """State of the fix for one scheduler.
+class KVTransfers:
+    """State of the fix for one scheduler, whose steps in flight are ``in_flight``."""
 
-    Attributes:
-        on: whether the fix is on, and the scheduler has a connector and all seams.
-        preempted: preempted requests that hand over their blocks and have in-flight output.
-        received: ids of requests whose load was reported.
-        awaited: by freed request whose blocks are still transferred, the reports that it awaits;
-            each entry holds the kinds of report that satisfy it.
-    """
+    def __init__(self, scheduler: "Scheduler", in_flight: "InFlight") -> None:
+        self._scheduler, self._in_flight = scheduler, in_flight
+        #: Preempted requests that hand over their blocks and have in-flight output.
+        self._preempted: list[Request] = []
+        #: Ids of requests whose load was reported.
+        self._received: set[str] = set()
+        #: By freed request whose blocks are still transferred, the reports that it awaits. Each
+        #: entry holds the kinds of report that satisfy it.
+        self._awaited: dict[str, list[set[str]]] = {}
 
-    def __init__(self, scheduler: "Scheduler") -> None:
-        self.on = (
-            scheduler.connector is not None
-            and registry.KV_TRANSFERS in switch.enabled()
-            and _all_ours(type(scheduler))
+    @property
+    def _serves(self) -> bool:
+        return self._scheduler.connector is not None and self._on
+
+    @cached_property
+    def _on(self) -> bool:
+        return registry.KV_TRANSFERS in switch.enabled() and subclasses.scheduler_has_seams(
+            type(self._scheduler), _METHODS, registry.KV_TRANSFERS, "reports of KV transfers"
         )
-        self.preempted: list[Request] = []
-        self.received: set[str] = set()
-        self.awaited: dict[str, list[set[str]]] = {}
 
+    def scheduled(self, step: "SchedulerOutput") -> None:
+        """Add a scheduled step to the in-flight steps, if the fix is on."""
+        if self._serves:
+            self._in_flight.schedule(step)
 
-def _of(scheduler: "Scheduler") -> _Transfers:
-    return subclasses.remembered(scheduler, _ATTRIBUTE, lambda: _Transfers(scheduler))
+    def preempt(self, request: "Request") -> None:
+        """Remember a preempted request, whose in-flight output may end it without blocks."""
+        # Without this parameter a connector takes no blocks when the request ends.
+        hands_over = (request.kv_transfer_params or {}).get("do_remote_decode")
+        if hands_over and self._serves:
+            self._preempted.append(request)
 
+    def arrive(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
+        """Drop the outputs of a step that end preempted requests. Called before it is processed."""
+        if not self._serves:
+            return
+        steps = self._in_flight
+        steps.arrive(step, output)
+        if not self._preempted:
+            return
+        for request in self._preempted:
+            name = request.request_id
+            if name in step.num_scheduled_tokens and self._ends(request, output):
+                steps.take_out(name, output)
+                steps.drop(name)
+                request.num_output_placeholders = 0
+                request.async_tokens_to_discard = 0
+        self._preempted = [
+            request
+            for request in self._preempted
+            if request.status == RequestStatus.PREEMPTED and steps.awaits(request.request_id)
+        ]
 
-def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
-    """Add a scheduled step to the in-flight steps, if the fix is on."""
-    if scheduler.connector is not None and _of(scheduler).on:
-        in_flight.of(scheduler).schedule(step)
+    def _ends(self, request: "Request", output: "ModelRunnerOutput") -> bool:
+        """Return whether an output ends a preempted request, whose blocks are gone."""
+        row = output.req_id_to_index.get(request.request_id)
+        if row is None or request.status != RequestStatus.PREEMPTED or request.resumable:
+            return False
+        if request.async_tokens_to_discard:
+            return False  # upstream drops the output
+        if request.pooling_params is not None:
+            return bool(output.pooler_output) and output.pooler_output[row] is not None
+        tokens = output.sampled_token_ids[row] if output.sampled_token_ids else []
+        state = request.status, request.stop_reason
+        before, hashes = len(request._output_token_ids), len(request.block_hashes)
+        try:
+            # Only upstream's code knows all stop conditions, so append the tokens and remove them.
+            _, stops = Upstream._update_request_with_output(self._scheduler, request, [*tokens])
+            return bool(stops)
+        finally:
+            count = len(request._output_token_ids) - before
+            if count:
+                del request._output_token_ids[-count:], request._all_token_ids[-count:]
+            del request.block_hashes[hashes:]
+            request.status, request.stop_reason = state
 
-
-def preempt(scheduler: "Scheduler", request: "Request") -> None:
-    """Remember a preempted request, whose in-flight output may end it without blocks."""
-    # Without this parameter a connector takes no blocks when the request ends.
-    hands_over = (request.kv_transfer_params or {}).get("do_remote_decode")
-    if hands_over and scheduler.connector is not None and _of(scheduler).on:
-        _of(scheduler).preempted.append(request)
-
-
-def arrive(scheduler: "Scheduler", step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
-    """Drop the outputs of a step that end preempted requests. Called before it is processed."""
-    if scheduler.connector is None or not (transfers := _of(scheduler)).on:
-        return
-    steps = in_flight.of(scheduler)
-    steps.arrive(step, output)
-    if not transfers.preempted:
-        return
-    for request in transfers.preempted:
+    def free(self, request: "Request", loads: bool, sends: bool) -> None:
+        """Note the transfers whose reports a freed request awaits before it frees its blocks."""
+        if not self._serves:
+            return
         name = request.request_id
-        if name in step.num_scheduled_tokens and _ends(scheduler, request, output):
-            steps.take_out(name, output)
-            steps.drop(name)
-            request.num_output_placeholders = 0
-            request.async_tokens_to_discard = 0
-    transfers.preempted = [
-        request
-        for request in transfers.preempted
-        if request.status == RequestStatus.PREEMPTED and steps.awaits(request.request_id)
-    ]
+        # A connector may report the end of a request that never loaded by either kind of report.
+        sent = {_SENT} if loads or name in self._received else {_SENT, _RECEIVED}
+        self._received.discard(name)
+        if reports := [{_RECEIVED}] * loads + [sent] * sends:
+            self._awaited[name] = reports
 
-
-def _ends(scheduler: "Scheduler", request: "Request", output: "ModelRunnerOutput") -> bool:
-    """Return whether an output ends a preempted request, whose blocks are gone."""
-    row = output.req_id_to_index.get(request.request_id)
-    if row is None or request.status != RequestStatus.PREEMPTED or request.resumable:
-        return False
-    if request.async_tokens_to_discard:
-        return False  # upstream drops the output
-    if request.pooling_params is not None:
-        return bool(output.pooler_output) and output.pooler_output[row] is not None
-    tokens = output.sampled_token_ids[row] if output.sampled_token_ids else []
-    state = request.status, request.stop_reason
-    before, hashes = len(request._output_token_ids), len(request.block_hashes)
-    try:
-        # Only upstream's code knows all stop conditions, so append the tokens and remove them.
-        _, stops = Upstream._update_request_with_output(scheduler, request, [*tokens])
-        return bool(stops)
-    finally:
-        count = len(request._output_token_ids) - before
-        if count:
-            del request._output_token_ids[-count:], request._all_token_ids[-count:]
-        del request.block_hashes[hashes:]
-        request.status, request.stop_reason = state
-
-
-def free(scheduler: "Scheduler", request: "Request", loads: bool, sends: bool) -> None:
-    """Note the transfers whose reports a freed request awaits before it frees its blocks."""
-    if scheduler.connector is None or not (transfers := _of(scheduler)).on:
-        return
-    name = request.request_id
-    # A connector may report the end of a request that never loaded by either kind of report.
-    sent = {_SENT} if loads or name in transfers.received else {_SENT, _RECEIVED}
-    transfers.received.discard(name)
-    if reports := [{_RECEIVED}] * loads + [sent] * sends:
-        transfers.awaited[name] = reports
-
-
-def finish(scheduler: "Scheduler", output: "KVConnectorOutput") -> bool:
-    """Process the reports of finished transfers; False to fall back to upstream."""
-    transfers = _of(scheduler)
-    if not transfers.on:
-        return False
-    for name in output.finished_recving or ():
-        request = scheduler.requests.get(name)
-        if request is not None and request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
-            scheduler.finished_recving_kv_req_ids.add(name)
-            transfers.received.add(name)
-        else:
-            _report(scheduler, name, _RECEIVED)
-    for name in output.finished_sending or ():
-        _report(scheduler, name, _SENT)
-    return True
-
-
-def _report(scheduler: "Scheduler", name: str, kind: str) -> None:
-    """Free the blocks of a freed request after its last report; ignore other reports."""
-    awaited = _of(scheduler).awaited
-    reports = awaited.get(name, [])
-    report = next((report for report in reports if kind in report), None)
-    if report is None:
-        logger.debug("Request %s awaits no report of kind %s.", name, kind)
-        return
-    reports.remove(report)
-    if not reports:
-        del awaited[name]
-        scheduler._free_blocks(scheduler.requests[name])
-
-
-def _all_ours(kind: type) -> bool:
-    """Return whether a scheduler class reaches all seams of the fix; log once if it does not."""
-    if all(subclasses.ends_in_seam(kind, method) for method in _METHODS):
+    def finish(self, output: "KVConnectorOutput") -> bool:
+        """Process the reports of finished transfers; False to fall back to upstream."""
+        if not self._serves:
+            return False
+        for name in output.finished_recving or ():
+            request = self._scheduler.requests.get(name)
+            if request is not None and request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+                self._scheduler.finished_recving_kv_req_ids.add(name)
+                self._received.add(name)
+            else:
+                self._report(name, _RECEIVED)
+        for name in output.finished_sending or ():
+            self._report(name, _SENT)
         return True
-    subclasses.leave_scheduler(kind, registry.KV_TRANSFERS, "reports of KV transfers")
-    return False
+
+    def _report(self, name: str, kind: str) -> None:
+        """Free the blocks of a freed request after its last report; ignore other reports."""
+        reports = self._awaited.get(name, [])
+        report = next((report for report in reports if kind in report), None)
+        if report is None:
+            logger.debug("Request %s awaits no report of kind %s.", name, kind)
+            return
+        reports.remove(report)
+        if not reports:
+            del self._awaited[name]
+            self._scheduler._free_blocks(self._scheduler.requests[name])

@@ -13,47 +13,47 @@ once its tokens in flight have arrived.
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import subclasses, switch
+from vllm.v1.readiness.engine import switch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
-#: Attribute of the scheduler: running requests that the previous step has left out.
-_LEFT_OUT = "readiness_left_out"
 
+class LoraLimits:
+    """State of the fix for one scheduler."""
 
-def crowded(scheduler: "Scheduler") -> bool:
-    """Return whether a running request may have to wait for room for its adapter."""
-    config = scheduler.lora_config
-    if config is None or registry.LORA_SLOTS not in switch.enabled():
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self._scheduler = scheduler
+        #: Running requests that the previous step has left out.
+        self._left_out: WeakSet[Request] = WeakSet()
+
+    def crowded(self) -> bool:
+        """Return whether a running request may have to wait for room for its adapter."""
+        config = self._scheduler.lora_config
+        if config is None or registry.LORA_SLOTS not in switch.enabled():
+            return False
+        return bool(self._left_out) or len(_adapters(self._scheduler.running)) > config.max_loras
+
+    def waits(self, request: "Request", scheduled: "list[Request]") -> bool:
+        """Return whether a step leaves out a running request.
+
+        ``scheduled`` are the running requests that the step has so far.
+        """
+        if request in self._left_out and request.num_output_placeholders:
+            return True
+        own = _adapters([request])
+        if own and len(own | _adapters(scheduled)) > self._scheduler.lora_config.max_loras:
+            self._left_out.add(request)
+            return True
+        self._left_out.discard(request)
         return False
-    return bool(_left_out(scheduler)) or len(_adapters(scheduler.running)) > config.max_loras
-
-
-def waits(scheduler: "Scheduler", request: "Request", scheduled: "list[Request]") -> bool:
-    """Return whether a step leaves out a running request.
-
-    ``scheduled`` are the running requests that the step has so far.
-    """
-    left_out = _left_out(scheduler)
-    if request in left_out and request.num_output_placeholders:
-        return True
-    own = _adapters([request])
-    if own and len(own | _adapters(scheduled)) > scheduler.lora_config.max_loras:
-        left_out.add(request)
-        return True
-    left_out.discard(request)
-    return False
-
-
-def _left_out(scheduler: "Scheduler") -> "WeakSet[Request]":
-    return subclasses.remembered(scheduler, _LEFT_OUT, WeakSet)
 
 
 def _adapters(requests: "Iterable[Request]") -> set[int]:

@@ -24,11 +24,12 @@ admitted until that step has arrived.
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler._preempt_request
 # mirrors: vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_request_with_output
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.core import in_flight
+from vllm.v1.readiness.core import step as steps
 from vllm.v1.readiness.engine import subclasses, switch
 from vllm.v1.request import RequestStatus
 
@@ -38,13 +39,77 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as Base
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
+    from vllm.v1.readiness.core.in_flight import InFlight
     from vllm.v1.request import Request
 else:
     Base = object
 
+#: What vLLM's own code does if the fix is left out, for the log.
+_WORK = "preemption"
 
-#: Attribute of the scheduler: whether it is a synchronous pipeline that the fix serves.
-_PIPELINE = "readiness_synchronous_pipeline"
+
+class Preemption:
+    """State of the fix for one scheduler, whose steps in flight are ``in_flight``.
+
+    Attributes:
+        on: whether the fix serves an asynchronous scheduler. Set by the constructor of
+            :class:`StepsInFlight`, which a derived class may skip.
+        preempted: requests that had tokens in flight when they were preempted.
+    """
+
+    def __init__(self, scheduler: "Scheduler", in_flight: "InFlight") -> None:
+        self._scheduler, self._in_flight = scheduler, in_flight
+        self.on = False
+        self.preempted: list[Request] = []
+
+    @cached_property
+    def _is_pipeline(self) -> bool:
+        """Whether the fix serves a scheduler that has steps in flight without placeholders."""
+        if registry.PREEMPTION not in switch.enabled() or isinstance(
+            self._scheduler, StepsInFlight
+        ):
+            return False
+        if not getattr(self._scheduler, "use_pp", False):  # absent without vLLM's constructor
+            return False
+        return subclasses.scheduler_has_seams(
+            type(self._scheduler), ("schedule", "update_from_output"), registry.PREEMPTION, _WORK
+        )
+
+    def awaits_tokens(self) -> bool:
+        """Return whether a preempted request has in-flight tokens that will be delivered."""
+        awaited = []
+        for request in self.preempted:
+            if request.status != RequestStatus.PREEMPTED or not request.num_output_placeholders:
+                continue
+            if self._in_flight.awaits(request.request_id):
+                awaited.append(request)
+            else:
+                request.num_output_placeholders = 0
+        self.preempted = awaited
+        return bool(awaited)
+
+    def awaits_steps(self) -> bool:
+        """Return whether a preempted request of a synchronous pipeline is in a step in flight."""
+        if not self._is_pipeline:
+            return False
+        requests = self._scheduler.requests
+        return any(
+            name in requests
+            and requests[name].status == RequestStatus.PREEMPTED
+            and self._in_flight.awaits(name)
+            for step in self._in_flight.steps
+            for name in step.num_scheduled_tokens
+        )
+
+    def scheduled(self, step: "SchedulerOutput") -> None:
+        """Add a scheduled step of a synchronous pipeline to the in-flight steps."""
+        if self._is_pipeline:
+            self._in_flight.schedule(step)
+
+    def arrive(self, step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
+        """Remove a step of a synchronous pipeline from the in-flight steps."""
+        if self._is_pipeline:
+            self._in_flight.arrive(step, output)
 
 
 class StepsInFlight(Base):  # type: ignore[misc]
@@ -54,37 +119,35 @@ class StepsInFlight(Base):  # type: ignore[misc]
     """
 
     _pause_state: PauseState
-    #: Stays False if a derived class skips this class's constructor.
-    _mends_preemption = False
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        self._mends_preemption = registry.PREEMPTION in switch.enabled() and _all_ours(self)
-        #: Requests that had tokens in flight when they were preempted.
-        self._preempted: list[Request] = []
+        steps.of(self).preemption.on = registry.PREEMPTION in switch.enabled() and _all_ours(self)
 
     def schedule(self) -> "SchedulerOutput":
         """Schedule a step; admit no waiting request while a preempted request awaits tokens."""
-        step: SchedulerOutput
-        if not self._mends_preemption:
-            step = super().schedule()
-            return step
+        scheduled: SchedulerOutput
+        own = steps.of(self)
+        if not own.preemption.on:
+            scheduled = super().schedule()
+            return scheduled
         state = self._pause_state
-        if self._preempted and self._awaits_tokens() and state == PauseState.UNPAUSED:
+        if own.preemption.awaits_tokens() and state == PauseState.UNPAUSED:
             self._pause_state = PauseState.PAUSED_NEW
         try:
-            step = super().schedule()
+            scheduled = super().schedule()
         finally:
             self._pause_state = state
-        in_flight.of(self).schedule(step)
-        return step
+        own.in_flight.schedule(scheduled)
+        return scheduled
 
     def update_from_output(
         self, scheduler_output: "SchedulerOutput", model_runner_output: "ModelRunnerOutput"
     ) -> "dict[int, EngineCoreOutputs]":
         """Remove dropped results from a step's output, and update the requests."""
-        if self._mends_preemption:
-            in_flight.of(self).arrive(scheduler_output, model_runner_output)
+        own = steps.of(self)
+        if own.preemption.on:
+            own.in_flight.arrive(scheduler_output, model_runner_output)
         outputs: dict[int, EngineCoreOutputs]
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         return outputs
@@ -93,8 +156,8 @@ class StepsInFlight(Base):  # type: ignore[misc]
         self, reset_running_requests: bool = False, *more: bool, **named: bool
     ) -> bool:
         """Reset the prefix cache, and drop the in-flight output of the preempted requests."""
-        running = []
-        if self._mends_preemption and reset_running_requests:
+        own, running = steps.of(self), []
+        if own.preemption.on and reset_running_requests:
             running = [item for item in self.running if item.num_output_placeholders]
         try:
             done: bool = super().reset_prefix_cache(reset_running_requests, *more, **named)
@@ -102,69 +165,13 @@ class StepsInFlight(Base):  # type: ignore[misc]
         finally:
             for request in running:
                 request.async_tokens_to_discard = 0
-                in_flight.of(self).drop(request.request_id)
+                own.in_flight.drop(request.request_id)
 
     def _preempt_request(self, request: "Request", timestamp: float) -> None:
         super()._preempt_request(request, timestamp)
-        if self._mends_preemption and request.num_output_placeholders:
-            self._preempted.append(request)
-
-    def _awaits_tokens(self) -> bool:
-        """Return whether a preempted request has in-flight tokens that will be delivered."""
-        awaited = []
-        for request in self._preempted:
-            if request.status != RequestStatus.PREEMPTED or not request.num_output_placeholders:
-                continue
-            if in_flight.of(self).awaits(request.request_id):
-                awaited.append(request)
-            else:
-                request.num_output_placeholders = 0
-        self._preempted = awaited
-        return bool(awaited)
-
-
-def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
-    """Add a scheduled step of a synchronous pipeline to the in-flight steps."""
-    if _is_synchronous_pipeline(scheduler):
-        in_flight.of(scheduler).schedule(step)
-
-
-def arrive(scheduler: "Scheduler", step: "SchedulerOutput", output: "ModelRunnerOutput") -> None:
-    """Remove a step of a synchronous pipeline from the in-flight steps."""
-    if _is_synchronous_pipeline(scheduler):
-        in_flight.of(scheduler).arrive(step, output)
-
-
-def awaits_steps(scheduler: "Scheduler") -> bool:
-    """Return whether a preempted request of a synchronous pipeline is in a step in flight."""
-    if not _is_synchronous_pipeline(scheduler):
-        return False
-    flying = in_flight.of(scheduler)
-    requests = scheduler.requests
-    return any(
-        name in requests
-        and requests[name].status == RequestStatus.PREEMPTED
-        and flying.awaits(name)
-        for step in flying.steps
-        for name in step.num_scheduled_tokens
-    )
-
-
-def _is_synchronous_pipeline(scheduler: "Scheduler") -> bool:
-    """Return whether the fix serves a scheduler that has steps in flight without placeholders."""
-    return subclasses.remembered(scheduler, _PIPELINE, lambda: _serves_pipeline(scheduler))
-
-
-def _serves_pipeline(scheduler: "Scheduler") -> bool:
-    if registry.PREEMPTION not in switch.enabled() or isinstance(scheduler, StepsInFlight):
-        return False
-    if not getattr(scheduler, "use_pp", False):  # absent without vLLM's constructor
-        return False
-    kind = type(scheduler)
-    if all(subclasses.ends_in_seam(kind, name) for name in ("schedule", "update_from_output")):
-        return True
-    subclasses.leave_scheduler(kind, registry.PREEMPTION, "preemption")
-    return False
+        preemption = steps.of(self).preemption
+        if preemption.on and request.num_output_placeholders:
+            preemption.preempted.append(request)
 
 
 def _all_ours(scheduler: StepsInFlight) -> bool:
@@ -172,5 +179,5 @@ def _all_ours(scheduler: StepsInFlight) -> bool:
     names = ("schedule", "update_from_output", "reset_prefix_cache", "_preempt_request")
     if all(getattr(kind, name) is getattr(StepsInFlight, name) for name in names):
         return True
-    subclasses.leave_scheduler(kind, registry.PREEMPTION, "preemption")
+    subclasses.leave_scheduler(kind, registry.PREEMPTION, _WORK)
     return False

@@ -27,54 +27,58 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: Attribute of the scheduler that holds refused requests by id; absent if none is refused.
-_REFUSED = "readiness_refused"
 #: Seconds to wait for a grammar; upstream's value.
 _PATIENCE = 1e-4
 
 
-def waits(scheduler: "Scheduler", request: "Request") -> bool:
-    """Return whether a request keeps waiting: its grammar is compiling, or failed to compile.
+class RefusedGrammars:
+    """State of the fix for one scheduler."""
 
-    If the grammar failed, :func:`finish` ends the request. Upstream does not poll a pending
-    grammar, which might fail between this check and the poll.
-    """
-    structured = request.structured_output_request
-    grammar = None if structured is None else structured._grammar
-    if not isinstance(grammar, Future) or registry.REFUSED_GRAMMARS not in switch.enabled():
-        return False
-    if not subclasses.ends_in_seam(type(scheduler), "update_from_output"):
-        return False  # the scheduler does not call finish
-    wait((grammar,), _PATIENCE)
-    if not grammar.done():
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self._scheduler = scheduler
+        #: Requests to end, by id.
+        self._refused: dict[str, Request] = {}
+
+    def waits(self, request: "Request") -> bool:
+        """Return whether a request keeps waiting: its grammar is compiling, or failed to compile.
+
+        If the grammar failed, :meth:`finish` ends the request. Upstream does not poll a pending
+        grammar, which might fail between this check and the poll.
+        """
+        structured = request.structured_output_request
+        grammar = None if structured is None else structured._grammar
+        if not isinstance(grammar, Future) or registry.REFUSED_GRAMMARS not in switch.enabled():
+            return False
+        if not subclasses.ends_in_seam(type(self._scheduler), "update_from_output"):
+            return False  # the scheduler does not call finish
+        wait((grammar,), _PATIENCE)
+        if not grammar.done():
+            return True
+        error = grammar.exception()
+        if error is None:
+            return False
+        if request.request_id not in self._refused:
+            self._refused[request.request_id] = request
+            logger.error(
+                "Readiness overlay: ending request %s because its grammar failed to compile: "
+                "%s: %s",
+                *(request.request_id, type(error).__name__, str(error).strip()),
+            )
         return True
-    error = grammar.exception()
-    if error is None:
-        return False
-    refused: dict[str, Request] = vars(scheduler).setdefault(_REFUSED, {})
-    if request.request_id not in refused:
-        refused[request.request_id] = request
-        logger.error(
-            "Readiness overlay: ending request %s because its grammar failed to compile: %s: %s",
-            *(request.request_id, type(error).__name__, str(error).strip()),
-        )
-    return True
 
-
-def finish(scheduler: "Scheduler", outputs: dict[int, list[EngineCoreOutput]]) -> None:
-    """End the refused requests, and add each final output to ``outputs`` by client index."""
-    refused: dict[str, Request] | None = vars(scheduler).pop(_REFUSED, None)
-    if refused is None:
-        return
-    for name, request in refused.items():
-        if scheduler.requests.get(name) is not request or request.is_finished():
-            continue  # aborted by its client
-        scheduler.finish_requests(name, RequestStatus.FINISHED_ERROR)
-        output = EngineCoreOutput(
-            trace_headers=request.trace_headers,
-            events=request_times.last_events(request),
-            request_id=name,
-            finish_reason=request.get_finished_reason(),
-            new_token_ids=[],
-        )
-        outputs.setdefault(request.client_index, []).append(output)
+    def finish(self, outputs: dict[int, list[EngineCoreOutput]]) -> None:
+        """End the refused requests, and add each final output to ``outputs`` by client index."""
+        scheduler = self._scheduler
+        refused, self._refused = self._refused, {}
+        for name, request in refused.items():
+            if scheduler.requests.get(name) is not request or request.is_finished():
+                continue  # aborted by its client
+            scheduler.finish_requests(name, RequestStatus.FINISHED_ERROR)
+            output = EngineCoreOutput(
+                trace_headers=request.trace_headers,
+                events=request_times.last_events(request),
+                request_id=name,
+                finish_reason=request.get_finished_reason(),
+                new_token_ids=[],
+            )
+            outputs.setdefault(request.client_index, []).append(output)

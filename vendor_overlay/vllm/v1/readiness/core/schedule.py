@@ -21,17 +21,16 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.output import CachedRequestData
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.core import bounds, lora_limits
-from vllm.v1.readiness.engine import gauges, subclasses
+from vllm.v1.readiness.core import bounds
+from vllm.v1.readiness.engine import gauges
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.readiness.core.lora_limits import LoraLimits
     from vllm.v1.request import Request
 
-#: Attribute of the scheduler that holds its :class:`Running`.
-_ATTRIBUTE = "readiness_running"
 _SKIPPED = bounds.Skipped(
     functions=("CachedRequestData", "record_function_or_nullcontext"),
     scheduler=(
@@ -76,8 +75,8 @@ class Running:
     All other lists belong to the step being scheduled.
     """
 
-    def __init__(self, scheduler: "Scheduler") -> None:
-        self.scheduler = scheduler
+    def __init__(self, scheduler: "Scheduler", lora_limits: "LoraLimits") -> None:
+        self.scheduler, self.lora_limits = scheduler, lora_limits
         self.service = bounds.Service(
             scheduler, registry.SCHEDULE, _SKIPPED, others=("num_spec_tokens",)
         )
@@ -105,14 +104,20 @@ class Running:
 
     def begin(
         self,
-        cache: bounds.Cache,
         scheduled: "list[Request]",
         blocks: "dict[str, KVCacheBlocks]",
         counts: dict[str, int],
-    ) -> None:
-        """Begin a step. :meth:`advance` adds requests to these collections."""
+    ) -> "Running | None":
+        """Begin a step and return self; None to fall back to upstream.
+
+        ``scheduled`` receives the step's running requests, ``blocks`` their new blocks by request
+        id, and ``counts`` their numbers of tokens to compute. All three are empty.
+        """
+        cache = self.service.cache()
+        self.begun = cache is not None
+        if cache is None:
+            return None
         self.scheduled, self.blocks, self.counts = scheduled, blocks, counts
-        self.begun = True
         running = self.scheduler.running
         new = cache is not self.cache or running != self.rows
         if new:
@@ -139,7 +144,7 @@ class Running:
                 others = compress(range(len(rows)), map(ne, expected, computed))
                 self.due = sorted({*self.due, *others})
         #: Whether each row is left to upstream's loop, which counts the step's adapters.
-        self.crowded = lora_limits.crowded(self.scheduler)
+        self.crowded = self.lora_limits.crowded()
         if self.crowded:
             self.due = [*range(len(rows))]
         self.next_due = 0
@@ -147,6 +152,7 @@ class Running:
         self.left: list[int] = []
         self.taken: list[tuple[int, int]] = []
         self.with_blocks: list[int] = []
+        return self
 
     def advance(self, index: int, budget: int) -> tuple[int, int]:
         """Schedule rows from ``index`` on, up to the first row that is left to upstream's loop.
@@ -203,6 +209,10 @@ class Running:
         self, running: "list[Request]", resumed: "list[Request]"
     ) -> CachedRequestData | None:
         """Create the ``CachedRequestData`` of a step; None to fall back to upstream."""
+        if not self.begun or self.scheduled is not running:
+            return None
+        if self.scheduler.use_pp and not self.scheduler.scheduler_config.async_scheduling:
+            return None  # upstream also sends the sampled token ids
         before = self.scheduler.prev_step_scheduled_req_ids
         if not resumed and running == self.rows:
             names = self.names.copy()
@@ -238,6 +248,22 @@ class Running:
             num_computed_tokens=computed,
             num_output_tokens=outputs,
         )
+
+    def counts_to_advance(self, step: "SchedulerOutput") -> Iterable[tuple[str, int]]:
+        """Advance the counts of a step; return request ids and counts left to upstream."""
+        counts: dict[str, int] = step.num_scheduled_tokens
+        if not self.begun or self.counts is not counts:
+            self.begun = False
+            return counts.items()
+        return self.advance_counts(bool(step.preempted_req_ids))
+
+    def placeholders_to_add(self, step: "SchedulerOutput") -> Iterable[str]:
+        """Return the ids of the requests to which upstream must add a placeholder.
+
+        :meth:`counts_to_advance` has added a placeholder to all other scheduled requests.
+        """
+        counts: dict[str, int] = step.num_scheduled_tokens
+        return self.others if self.counts is counts else counts
 
     def advance_counts(self, preempted: bool) -> Iterator[tuple[str, int]]:
         """Advance the counts of the rows that :meth:`advance` scheduled.
@@ -278,59 +304,3 @@ def _outputs(request: "Request") -> int:
     """Return the number of a request's output tokens, in-flight tokens included."""
     placeholders: int = request.num_output_placeholders
     return len(request._output_token_ids) + placeholders
-
-
-def _of(scheduler: "Scheduler") -> Running:
-    return subclasses.remembered(scheduler, _ATTRIBUTE, lambda: Running(scheduler))
-
-
-def begin(
-    scheduler: "Scheduler",
-    scheduled: "list[Request]",
-    blocks: "dict[str, KVCacheBlocks]",
-    counts: dict[str, int],
-) -> Running | None:
-    """Begin a step and return the running requests; None to fall back to upstream.
-
-    ``scheduled`` receives the step's running requests, ``blocks`` their new blocks by request id,
-    and ``counts`` their numbers of tokens to compute. All three are empty.
-    """
-    running = _of(scheduler)
-    cache = running.service.cache()
-    if cache is None:
-        running.begun = False
-        return None
-    running.begin(cache, scheduled, blocks, counts)
-    return running
-
-
-def cached_data(
-    scheduler: "Scheduler", running: "list[Request]", resumed: "list[Request]"
-) -> CachedRequestData | None:
-    """Create the ``CachedRequestData`` of a step; None to fall back to upstream."""
-    rows = _of(scheduler)
-    if not rows.begun or rows.scheduled is not running:
-        return None
-    if scheduler.use_pp and not scheduler.scheduler_config.async_scheduling:
-        return None  # upstream also sends the sampled token ids
-    return rows.cached_data(running, resumed)
-
-
-def counts_to_advance(scheduler: "Scheduler", step: "SchedulerOutput") -> Iterable[tuple[str, int]]:
-    """Advance the counts of a step's requests; return request ids and counts left to upstream."""
-    running = _of(scheduler)
-    counts: dict[str, int] = step.num_scheduled_tokens
-    if not running.begun or running.counts is not counts:
-        running.begun = False
-        return counts.items()
-    return running.advance_counts(bool(step.preempted_req_ids))
-
-
-def placeholders_to_add(scheduler: "Scheduler", step: "SchedulerOutput") -> Iterable[str]:
-    """Return the ids of the requests to which upstream must add a placeholder.
-
-    :func:`counts_to_advance` has added a placeholder to all other scheduled requests.
-    """
-    running = _of(scheduler)
-    counts: dict[str, int] = step.num_scheduled_tokens
-    return running.others if running.counts is counts else counts

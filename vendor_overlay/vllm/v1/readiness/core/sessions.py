@@ -21,6 +21,7 @@ Here a session resumes once no in-flight step includes it, and drops only its an
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler._handle_stopped_request
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vllm.v1.readiness import registry
@@ -33,90 +34,79 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request, StreamingUpdate
 
-#: Attribute of the scheduler that holds its :class:`_Turns`.
-_TURNS = "readiness_turns"
 
-
-class _Turns:
+class Sessions:
     """State of the fix for one scheduler."""
 
-    def __init__(self, kind: "type[Scheduler]") -> None:
-        self.on = registry.SESSIONS in switch.enabled() and subclasses.ends_in_seam(
-            kind, "update_from_output"
-        )
-        self.newest: SchedulerOutput | None = None
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self._scheduler = scheduler
+        #: The newest step that has tokens.
+        self._newest: SchedulerOutput | None = None
         #: Held sessions by request id, each with the step that must arrive before it resumes.
-        self.held: dict[str, tuple[Request, SchedulerOutput | None]] = {}
-        #: The session that :func:`resume` is resuming.
-        self.resumed: Request | None = None
+        self._held: dict[str, tuple[Request, SchedulerOutput | None]] = {}
+        #: The session that :meth:`resume` is resuming.
+        self._resumed: Request | None = None
         #: Sessions that have resumed, until their next step is scheduled.
-        self.renewed: list[Request] = []
+        self._renewed: list[Request] = []
 
+    @cached_property
+    def _on(self) -> bool:
+        return registry.SESSIONS in switch.enabled() and subclasses.ends_in_seam(
+            type(self._scheduler), "update_from_output"
+        )
 
-def _of(scheduler: "Scheduler") -> _Turns:
-    return subclasses.remembered(scheduler, _TURNS, lambda: _Turns(type(scheduler)))
+    def scheduled(self, step: "SchedulerOutput") -> None:
+        """Remember the newest step that has tokens; clear stop reasons of earlier turns."""
+        for session in self._renewed:
+            session.stop_reason = None
+        self._renewed.clear()
+        if step.total_num_scheduled_tokens:
+            self._newest = step
 
+    def hold(self, session: "Request") -> bool:
+        """Hold a session whose answer has ended while its steps may be in flight; True if held.
 
-def scheduled(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
-    """Keep a reference to the newest step that has tokens; clear stop reasons of earlier turns."""
-    turns = _of(scheduler)
-    for session in turns.renewed:
-        session.stop_reason = None
-    turns.renewed.clear()
-    if step.total_num_scheduled_tokens:
-        turns.newest = step
+        A held session keeps its finished status, so the scheduler skips its output.
+        """
+        settled = not session.num_output_placeholders and session.num_computed_tokens
+        if settled or not self._on or self._resumed is session:
+            return False
+        self._held[session.request_id] = (session, self._newest)
+        return True
 
+    def resume(self, step: "SchedulerOutput") -> None:
+        """Resume the sessions that were held until ``step`` arrived."""
+        for name, (session, last) in [*self._held.items()]:
+            if last is not step:
+                continue
+            del self._held[name]
+            session.num_output_placeholders = 0
+            self._resumed = session
+            if self._scheduler._handle_stopped_request(session):
+                self._scheduler._free_request(session)
+            self._resumed = None
 
-def hold(scheduler: "Scheduler", session: "Request") -> bool:
-    """Hold a session whose answer has ended while its steps may be in flight; True if held.
+    def release(self, names: "Iterable[str]") -> None:
+        """Release held sessions that are being aborted."""
+        for name in [name for name in self._held if name in names]:
+            session, _ = self._held.pop(name)
+            session.status = type(session.status).PREEMPTED  # upstream skips finished requests
 
-    A held session keeps its finished status, so the scheduler skips its output.
-    """
-    turns = _of(scheduler)
-    settled = not session.num_output_placeholders and session.num_computed_tokens
-    if settled or not turns.on or turns.resumed is session:
-        return False
-    turns.held[session.request_id] = (session, turns.newest)
-    return True
+    def kept(self, session: "Request", update: "StreamingUpdate") -> int:
+        """Return the number of tokens that a resuming session keeps, and update the session.
 
-
-def resume(scheduler: "Scheduler", step: "SchedulerOutput") -> None:
-    """Resume the sessions that were held until ``step`` arrived."""
-    turns = _of(scheduler)
-    for name, (session, last) in [*turns.held.items()]:
-        if last is not step:
-            continue
-        del turns.held[name]
-        session.num_output_placeholders = 0
-        turns.resumed = session
-        if scheduler._handle_stopped_request(session):
-            scheduler._free_request(session)
-        turns.resumed = None
-
-
-def release(scheduler: "Scheduler", names: "Iterable[str]") -> None:
-    """Release held sessions that are being aborted."""
-    turns = _of(scheduler)
-    for name in [name for name in turns.held if name in names]:
-        session, _ = turns.held.pop(name)
-        session.status = type(session.status).PREEMPTED  # upstream skips finished requests
-
-
-def kept(scheduler: "Scheduler", session: "Request", update: "StreamingUpdate") -> int:
-    """Return the number of tokens that a resuming session keeps, and update the session.
-
-    The session keeps all tokens but the last of its answer. Its counts, drafts, block hashes
-    and ``max_tokens`` are updated to match. The stop reason is cleared by :func:`scheduled`, as the
-    output of the ended turn is yet to be built. With the fix off, return upstream's number.
-    """
-    end: int = session.num_computed_tokens
-    turns = _of(scheduler)
-    if not turns.on:
+        The session keeps all tokens but the last of its answer. Its counts, drafts, block hashes
+        and ``max_tokens`` are updated to match. The stop reason is cleared by :meth:`scheduled`, as
+        the output of the ended turn is yet to be built. With the fix off, return upstream's number.
+        """
+        end: int = session.num_computed_tokens
+        if not self._on:
+            return end
+        end = session.num_tokens - bool(session.num_output_tokens)
+        session.num_computed_tokens = min(session.num_computed_tokens, end)
+        session.spec_token_ids = []
+        session.max_tokens = update.max_tokens
+        self._renewed.append(session)
+        pool = self._scheduler.kv_cache_manager.block_pool
+        del session.block_hashes[end // pool.hash_block_size :]
         return end
-    end = session.num_tokens - bool(session.num_output_tokens)
-    session.num_computed_tokens = min(session.num_computed_tokens, end)
-    session.spec_token_ids = []
-    session.max_tokens = update.max_tokens
-    turns.renewed.append(session)
-    del session.block_hashes[end // scheduler.kv_cache_manager.block_pool.hash_block_size :]
-    return end

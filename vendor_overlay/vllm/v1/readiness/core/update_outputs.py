@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.core import bounds
-from vllm.v1.readiness.engine import subclasses
 from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import ModelRunnerOutput
 
-#: Attribute of the scheduler that holds the :class:`bounds.Service`.
-_ATTRIBUTE = "readiness_updates_outputs"
 _SKIPPED = bounds.Skipped(
     functions=("check_stop", "EngineCoreOutput"),
     scheduler=("_update_request_with_output",),
@@ -47,97 +44,99 @@ _SKIPPED = bounds.Skipped(
 )
 
 
-def left_to_upstream(
-    scheduler: "Scheduler",
-    step: "SchedulerOutput",
-    result: "ModelRunnerOutput",
-    outputs: dict[int, list[EngineCoreOutput]],
-) -> Iterable[tuple[str, int]]:
-    """Append a token to each request that continues, and add its output to ``outputs`` by client.
+class UpdateOutputs:
+    """The feature for one scheduler."""
 
-    Returns the id and number of scheduled tokens of each request left to upstream. The other
-    requests are updated in the step's order while the iterator advances.
-    """
-    counts: dict[str, int] = step.num_scheduled_tokens
-    service = subclasses.remembered(
-        scheduler,
-        _ATTRIBUTE,
-        lambda: bounds.Service(scheduler, registry.UPDATE_OUTPUTS, _SKIPPED),
-    )
-    cache = service.cache()
-    if (
-        cache is None
-        or not result.sampled_token_ids
-        or result.pooler_output
-        or result.kv_connector_output is not None
-        or result.routed_experts is not None
-        or min(counts.values(), default=1) <= 0  # upstream fails
-    ):
-        return counts.items()
-    return _update(scheduler, step, result, outputs, cache)
+    def __init__(self, scheduler: "Scheduler") -> None:
+        self._scheduler = scheduler
+        self._service = bounds.Service(scheduler, registry.UPDATE_OUTPUTS, _SKIPPED)
 
+    def left_to_upstream(
+        self,
+        step: "SchedulerOutput",
+        result: "ModelRunnerOutput",
+        outputs: dict[int, list[EngineCoreOutput]],
+    ) -> Iterable[tuple[str, int]]:
+        """Append a token to each request that continues, and its output to ``outputs`` by client.
 
-def _update(
-    scheduler: "Scheduler",
-    step: "SchedulerOutput",
-    result: "ModelRunnerOutput",
-    outputs: dict[int, list[EngineCoreOutput]],
-    cache: bounds.Cache,
-) -> Iterator[tuple[str, int]]:
-    requests, manager = scheduler.requests, scheduler.kv_cache_manager
-    asynchronous, hash_size, never = cache.asynchronous, cache.hash_size, bounds.NEVER
-    sampled, rows, logprobs = result.sampled_token_ids, result.req_id_to_index, result.logprobs
-    #: Ids of requests with results that only upstream processes.
-    special = {
-        *step.scheduled_spec_decode_tokens,
-        *result.prompt_logprobs_dict,
-        *(result.num_nans_in_logits or ()),
-    }
-    running = RequestStatus.RUNNING
-    limits: bounds.Bounds
-    client = None
-    for name, count in step.num_scheduled_tokens.items():
-        request = requests.get(name)
-        if request is None:
-            continue
-        try:  # cheaper than a call of getattr
-            limits = request.readiness_bounds
-        except AttributeError:
-            limits = never
-        tokens = sampled[rows[name]]
-        known = request._all_token_ids
-        length = len(known) + 1
+        Returns the id and number of scheduled tokens of each request left to upstream. The other
+        requests are updated in the step's order while the iterator advances.
+        """
+        counts: dict[str, int] = step.num_scheduled_tokens
+        cache = self._service.cache()
         if (
-            limits.preemptions != request.num_preemptions
-            or length >= limits.room
-            or limits.most != request.max_tokens
-            or len(tokens) != 1
-            or (token := tokens[0]) in limits.stops
-            or request.status is not running
-            or name in special
+            cache is None
+            or not result.sampled_token_ids
+            or result.pooler_output
+            or result.kv_connector_output is not None
+            or result.routed_experts is not None
+            or min(counts.values(), default=1) <= 0  # upstream fails
         ):
-            yield name, count
-            made = cache.bounds(request) if request.status is running else never
-            setattr(request, bounds.ATTRIBUTE, made)
-            continue
-        known.append(token)
-        request._output_token_ids.append(token)
-        if length >= limits.hashed:
-            request.update_block_hashes()
-            limits.hashed += hash_size
-        if asynchronous:
-            request.num_output_placeholders = placeholders = request.num_output_placeholders - 1
-            assert placeholders >= 0
-            if (computed := request.num_computed_tokens - placeholders) >= limits.cached:
-                manager.cache_blocks(request, computed)
-                cache.update(request, limits)
-        if request.client_index != client:
-            client = request.client_index
-            append = outputs[client].append
-        if limits.plain:
-            append(EngineCoreOutput(name, tokens))
-        else:
-            new_logprobs = None
-            if limits.logprobs and logprobs:
-                new_logprobs = logprobs.slice_request(rows[name], 1)
-            append(EngineCoreOutput(name, tokens, new_logprobs, **limits.constant))
+            return counts.items()
+        return self._update(step, result, outputs, cache)
+
+    def _update(
+        self,
+        step: "SchedulerOutput",
+        result: "ModelRunnerOutput",
+        outputs: dict[int, list[EngineCoreOutput]],
+        cache: bounds.Cache,
+    ) -> Iterator[tuple[str, int]]:
+        scheduler = self._scheduler
+        requests, manager = scheduler.requests, scheduler.kv_cache_manager
+        asynchronous, hash_size, never = cache.asynchronous, cache.hash_size, bounds.NEVER
+        sampled, rows, logprobs = result.sampled_token_ids, result.req_id_to_index, result.logprobs
+        #: Ids of requests with results that only upstream processes.
+        special = {
+            *step.scheduled_spec_decode_tokens,
+            *result.prompt_logprobs_dict,
+            *(result.num_nans_in_logits or ()),
+        }
+        running = RequestStatus.RUNNING
+        limits: bounds.Bounds
+        client = None
+        for name, count in step.num_scheduled_tokens.items():
+            request = requests.get(name)
+            if request is None:
+                continue
+            try:  # cheaper than a call of getattr
+                limits = request.readiness_bounds
+            except AttributeError:
+                limits = never
+            tokens = sampled[rows[name]]
+            known = request._all_token_ids
+            length = len(known) + 1
+            if (
+                limits.preemptions != request.num_preemptions
+                or length >= limits.room
+                or limits.most != request.max_tokens
+                or len(tokens) != 1
+                or (token := tokens[0]) in limits.stops
+                or request.status is not running
+                or name in special
+            ):
+                yield name, count
+                made = cache.bounds(request) if request.status is running else never
+                setattr(request, bounds.ATTRIBUTE, made)
+                continue
+            known.append(token)
+            request._output_token_ids.append(token)
+            if length >= limits.hashed:
+                request.update_block_hashes()
+                limits.hashed += hash_size
+            if asynchronous:
+                request.num_output_placeholders = placeholders = request.num_output_placeholders - 1
+                assert placeholders >= 0
+                if (computed := request.num_computed_tokens - placeholders) >= limits.cached:
+                    manager.cache_blocks(request, computed)
+                    cache.update(request, limits)
+            if request.client_index != client:
+                client = request.client_index
+                append = outputs[client].append
+            if limits.plain:
+                append(EngineCoreOutput(name, tokens))
+            else:
+                new_logprobs = None
+                if limits.logprobs and logprobs:
+                    new_logprobs = logprobs.slice_request(rows[name], 1)
+                append(EngineCoreOutput(name, tokens, new_logprobs, **limits.constant))

@@ -57,13 +57,13 @@ def attached(owner: object, kind: type[T], off: Callable[[], T]) -> T:
     return substitute
 
 
-def remembered(owner: object, name: str, make: Callable[[], T]) -> T:
-    """Return attribute ``name`` of an upstream object, created by ``make`` on first use.
+def remembered(owner: object, make: Callable[[], T]) -> T:
+    """Return the object that is attached to an upstream object, made by ``make`` on first use.
 
     Threads that use it first at the same time get the same object.
     """
-    known: T | None = vars(owner).get(name)
-    return vars(owner).setdefault(name, make()) if known is None else known
+    known: T | None = vars(owner).get(ATTRIBUTE)
+    return vars(owner).setdefault(ATTRIBUTE, make()) if known is None else known
 
 
 def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
@@ -105,6 +105,17 @@ def ends_in_seam(kind: type, method: str) -> bool:
                 return True
             if not base.__module__.startswith("vllm."):
                 return False
+    return False
+
+
+def scheduler_has_seams(kind: type, methods: Iterable[str], word: str, work: str) -> bool:
+    """Return whether a scheduler class reaches the seams of ``methods``; log once if not.
+
+    ``word`` and ``work`` are those of :func:`leave_scheduler`.
+    """
+    if all(ends_in_seam(kind, method) for method in methods):
+        return True
+    leave_scheduler(kind, word, work)
     return False
 
 

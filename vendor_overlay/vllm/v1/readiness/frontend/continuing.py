@@ -48,8 +48,6 @@ if TYPE_CHECKING:
         RequestState,
     )
 
-#: Attribute of an output processor that holds its :class:`Service`.
-_SERVICE = "readiness_continuing"
 #: Attribute of a request's state that holds its :class:`Continuation`.
 _CONTINUATION = "readiness_continuation"
 _DETOKENIZERS = (
@@ -303,7 +301,7 @@ def left_to_upstream(
 
     The outputs are processed in the message's order while the iterator advances.
     """
-    service = subclasses.remembered(processor, _SERVICE, lambda: Service(processor))
+    service = subclasses.remembered(processor, lambda: Service(processor))
     if not service.serves(processor):
         return outputs
     countable = type(stats) is IterationStats and timestamp is not None and processor.log_stats
@@ -352,5 +350,5 @@ def _process(
 
 def is_long(processor: "OutputProcessor") -> bool:
     """Return whether the output handler has processed many outputs while no other task ran."""
-    service: Service | None = vars(processor).get(_SERVICE)
+    service: Service | None = vars(processor).get(subclasses.ATTRIBUTE)
     return service is not None and service.is_long()

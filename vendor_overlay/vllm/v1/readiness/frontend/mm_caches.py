@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from vllm.utils.cache import LRUCache
     from vllm.v1.engine.input_processor import InputProcessor
 
-#: Attribute of the front end's cache that holds its :class:`_Items`; absent with the fix off.
-_ITEMS = "readiness_items"
 #: The record's capacity as a share of the core's. The rest is for requests that are sent between
 #: the rendering and the sending of another.
 _SHARE = 7 / 8
@@ -89,12 +87,13 @@ class _Items:
 def _of(cache: "MultiModalProcessorSenderCache") -> _Items | None:
     if registry.MM_CACHES not in switch.enabled():
         return None
-    return subclasses.remembered(cache, _ITEMS, lambda: _Items(cache._cache.capacity))
+    return subclasses.remembered(cache, lambda: _Items(cache._cache.capacity))
 
 
 def _of_processor(processor: "InputProcessor") -> _Items | None:
     """Return the items of a front end that has rendered one, and sends data once."""
-    items: _Items | None = getattr(processor.renderer.mm_processor_cache, _ITEMS, None)
+    cache = processor.renderer.mm_processor_cache
+    items: _Items | None = getattr(cache, subclasses.ATTRIBUTE, None)  # absent with the fix off
     return items
 
 

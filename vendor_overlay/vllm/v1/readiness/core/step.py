@@ -1,0 +1,83 @@
+"""The step of V1's scheduler: features and fixes of the engine core, in the order of a step.
+
+Each scheduler has one :class:`SchedulerStep`, its attribute ``readiness``. It owns all state that
+the overlay keeps of a scheduler, as named attributes, which the seams call: each seam stands where
+its patch needs it, and can be left out alone. State of a request is in :mod:`~.core.records`.
+
+**The path of a request** through a step. Upstream's functions are those of ``scheduler``, unless
+their file is named; modules without an attribute here keep no state.
+
+1. ``add_request`` calls :meth:`StalledRequests.refuses`, which ends a request that cannot be
+   served.
+2. ``schedule`` begins with :meth:`FailedLoads.preempt` and :meth:`Running.begin`. Then
+   :meth:`Running.advance` schedules the running requests that are below their bounds, and
+   upstream's loop the others. A request waits in it if :meth:`LoraLimits.waits` leaves it out.
+3. Waiting requests are admitted unless :meth:`Preemption.awaits_steps`. One waits for its grammar
+   by :meth:`RefusedGrammars.waits`, and loads KV unless :meth:`FailedLoads.refused`.
+4. :meth:`Running.cached_data` writes the worker's message. :meth:`KVTransfers.scheduled`,
+   :meth:`Preemption.scheduled` and :meth:`FailedLoads.scheduled` add the step to :class:`InFlight`,
+   :meth:`StalledRequests.scheduled` looks for a request that stalls all others, and
+   :meth:`Sessions.scheduled` keeps the step.
+5. ``_update_after_schedule`` advances the counts that :meth:`Running.counts_to_advance` leaves, and
+   in ``async_scheduler.py`` adds the placeholders of :meth:`Running.placeholders_to_add`.
+6. ``get_grammar_bitmask`` fills masks (:mod:`~.core.reasoning_ends`, :mod:`~.core.grammar_masks`)
+   and counts them for the worker (:mod:`~.core.mask_rows`). The worker's part is in :mod:`~.live`.
+7. ``update_from_output`` gets the tokens. :meth:`FailedLoads.arrive`, :meth:`Preemption.arrive` and
+   :meth:`KVTransfers.arrive` remove results that are dropped; :meth:`FailedLoads.handle` finds the
+   requests that used KV that failed to load.
+8. :meth:`UpdateOutputs.left_to_upstream` appends the token of each request that continues, and
+   upstream's loop the others' (:mod:`~.core.grammar_stops`, :mod:`~.core.reasoning_ends`). Where a
+   request ends, :meth:`Sessions.hold` keeps a session, and :meth:`KVTransfers.free` its blocks.
+9. :meth:`Sessions.resume` begins the turns that waited for this step.
+   :meth:`RefusedGrammars.finish` and :meth:`StalledRequests.finish` end requests. The outputs go to
+   the front end (:mod:`~.frontend.step`).
+"""
+
+# mirrors: nothing
+
+from typing import TYPE_CHECKING
+
+from vllm.v1.readiness.core import (
+    failed_loads,
+    in_flight,
+    kv_transfers,
+    lora_limits,
+    preemption,
+    refused_grammars,
+    schedule,
+    sessions,
+    stalled_requests,
+    update_outputs,
+)
+from vllm.v1.readiness.engine import subclasses
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+
+def of(scheduler: "Scheduler") -> "SchedulerStep":
+    """Return the step of a scheduler, made on first use: its class may skip any constructor."""
+    return subclasses.remembered(scheduler, lambda: SchedulerStep(scheduler))
+
+
+class SchedulerStep:
+    """Features and fixes of one scheduler, in the order in which a step first calls them.
+
+    Each decides when it is first called whether it is on. Until then, it reads nothing of the
+    scheduler, which may lack attributes.
+    """
+
+    def __init__(self, scheduler: "Scheduler") -> None:
+        # Requests arrive
+        self.stalled_requests = stalled_requests.StalledRequests(scheduler)
+        # A step is scheduled
+        self.in_flight = flying = in_flight.InFlight(scheduler)
+        self.lora_limits = lora_limits.LoraLimits(scheduler)
+        self.failed_loads = failed_loads.FailedLoads(scheduler, flying)
+        self.running = schedule.Running(scheduler, self.lora_limits)
+        self.preemption = preemption.Preemption(scheduler, flying)
+        self.refused_grammars = refused_grammars.RefusedGrammars(scheduler)
+        self.kv_transfers = kv_transfers.KVTransfers(scheduler, flying)
+        # Its output arrives
+        self.update_outputs = update_outputs.UpdateOutputs(scheduler)
+        self.sessions = sessions.Sessions(scheduler)
