@@ -303,9 +303,7 @@ def test_requests_that_continue_are_served(wish: Wish, served: bool) -> None:
     for number in range(3):
         side.step(number, PLAIN)
     states = side.processor.request_states.values()
-    served_states = [
-        isinstance(state.readiness_continuation, continuing.Continuation) for state in states
-    ]
+    served_states = [isinstance(state.readiness, continuing.Continuation) for state in states]
     assert {*served_states} == {served}
 
 

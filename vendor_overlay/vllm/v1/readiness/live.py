@@ -31,8 +31,8 @@ of ``gpu_model_runner``, unless their file is named.
    pinned memory and records an event, and :meth:`History.expect` keeps both as a step in flight.
    ``sample_tokens`` returns; nothing has waited.
 8. ``get_output``, in another thread, waits for the event with the owner ``output``. The token goes
-   to the scheduler (:mod:`~.core.update_outputs`), to the front end (:mod:`~.frontend.continuing`)
-   and to the client (:mod:`~.frontend.unread`, :mod:`~.frontend.chunks`).
+   to the scheduler (:mod:`~.core.step`), and from there to the front end and its client
+   (:mod:`~.frontend.step`).
 9. When step *n* + 2 begins, the token is written over its placeholder, as in 1.
 
 Under synchronous scheduling, ``_bookkeeping_sync`` gets the tokens from :meth:`Outputs.show` in

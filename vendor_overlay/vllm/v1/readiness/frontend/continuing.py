@@ -22,6 +22,7 @@ the chunks of all other requests are written. Without an end of messages, other 
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from vllm.outputs import RequestOutput
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
         RequestState,
     )
 
-#: Attribute of a request's state that holds its :class:`Continuation`.
-_CONTINUATION = "readiness_continuation"
 _DETOKENIZERS = (
     IncrementalDetokenizer,
     FastIncrementalDetokenizer,
@@ -68,7 +67,7 @@ _OUTPUT = ("__init__", "add")
 
 
 class Continuation:
-    """A request whose further tokens this module processes.
+    """A request whose further tokens this module processes: its state's attribute ``readiness``.
 
     Attributes:
         state: of the request.
@@ -168,67 +167,15 @@ class Continuation:
         return False
 
 
-#: Continuation of a request that is left to upstream.
-_NEVER = object()
+class Wakes:
+    """Wakes the clients of one output processor, behind all messages that have arrived."""
 
-
-class Service:
-    """Decides for each message whether one output processor's requests are served.
-
-    A third-party program may replace a function at any time, and may restore it.
-    """
-
-    def __init__(self, processor: "OutputProcessor") -> None:
-        word = registry.PROCESS_OUTPUTS
-        self._on = word in switch.enabled()
-        self._classes: dict[str, Any] = {}
-        self._watch: originals.Watch | None = None
-        self._serves = False
+    def __init__(self) -> None:
         #: Outputs processed since other tasks have run.
         self._count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         #: Collectors whose clients are still to be woken.
         self._woken: list[RequestOutputCollector] = []
-        self._replaced: list[str] = []
-        if not self._on:
-            return
-        self._classes = originals.namespace(type(processor))
-        if self._classes.get("OutputProcessor") is not type(processor):
-            gauges.fall_back(word, gauges.OTHER_CLASS)
-            self._on = False
-
-    def serves(self, processor: "OutputProcessor") -> bool:
-        """Return whether functions that this module does not call are vLLM's own."""
-        if not self._on:
-            return False
-        if self._watch is None or self._watch.changed():
-            self._reconsider(processor)
-        return self._serves
-
-    def _reconsider(self, processor: "OutputProcessor") -> None:
-        functions = [*self._functions(processor)]
-        self._watch = originals.Watch(functions)
-        replaced = originals.replacements(functions)
-        if replaced and replaced != self._replaced:
-            word = registry.PROCESS_OUTPUTS
-            subclasses.leave_replaced(word, replaced, "token", "processes all outputs")
-        self._replaced = replaced
-        self._serves = not replaced
-        for state in processor.request_states.values():
-            vars(state).pop(_CONTINUATION, None)
-            unread.settle(state.queue)
-
-    def _functions(self, processor: "OutputProcessor") -> Iterator[tuple[Any, tuple[str, ...]]]:
-        yield processor, _PROCESSOR
-        yield self._classes["RequestState"], _STATE
-        yield self._classes["RequestOutputCollector"], _COLLECTOR
-        yield IterationStats, _STATS
-        for kind in (*_DETOKENIZERS, BaseIncrementalDetokenizer):
-            yield kind, _DETOKENIZER
-        yield FastIncrementalDetokenizer, ("decode_next", "_protected_step")
-        yield SlowIncrementalDetokenizer, ("decode_next",)
-        yield LogprobsProcessor, _LOGPROBS
-        yield RequestOutput, _OUTPUT
 
     def wake(self, collectors: "list[RequestOutputCollector]", count: int) -> None:
         """Wake the clients of collectors once the event loop runs other tasks.
@@ -252,12 +199,68 @@ class Service:
             if collector.output is not None:  # its client may have taken it
                 collector.ready.set()
 
-    def is_long(self) -> bool:
+    def are_due(self) -> bool:
         """Return whether other tasks should run before the next message."""
         return self._count > _MOST
 
-    def continuation(self, state: "RequestState") -> object:
-        """Return the continuation of a request that has had an output; _NEVER if upstream's."""
+
+class Continuing:
+    """Processes the outputs of one output processor's requests that continue.
+
+    A third-party program may replace a function at any time, and may restore it. Each message
+    compares the functions that are not called by identity. If one is replaced, upstream serves.
+    """
+
+    def __init__(self, processor: "OutputProcessor", wakes: Wakes) -> None:
+        self._processor, self._wakes = processor, wakes
+        self._watch: originals.Watch | None = None
+        self._replaced: list[str] = []
+
+    @cached_property
+    def _classes(self) -> dict[str, Any]:
+        """Namespace of the processor's module; empty to fall back to upstream."""
+        if registry.PROCESS_OUTPUTS not in switch.enabled():
+            return {}
+        classes = originals.namespace(type(self._processor))
+        if classes.get("OutputProcessor") is type(self._processor):
+            return classes
+        gauges.fall_back(registry.PROCESS_OUTPUTS, gauges.OTHER_CLASS)
+        return {}
+
+    def _serves(self) -> bool:
+        """Return whether functions that this module does not call are vLLM's own."""
+        if not self._classes:
+            return False
+        if self._watch is None or self._watch.changed():
+            self._reconsider()
+        return not self._replaced
+
+    def _reconsider(self) -> None:
+        functions = [*self._functions()]
+        self._watch = originals.Watch(functions)
+        replaced = originals.replacements(functions)
+        if replaced and replaced != self._replaced:
+            word = registry.PROCESS_OUTPUTS
+            subclasses.leave_replaced(word, replaced, "token", "processes all outputs")
+        self._replaced = replaced
+        for state in self._processor.request_states.values():
+            vars(state).pop(subclasses.ATTRIBUTE, None)
+            unread.settle(state.queue)
+
+    def _functions(self) -> Iterator[tuple[Any, tuple[str, ...]]]:
+        yield self._processor, _PROCESSOR
+        yield self._classes["RequestState"], _STATE
+        yield self._classes["RequestOutputCollector"], _COLLECTOR
+        yield IterationStats, _STATS
+        for kind in (*_DETOKENIZERS, BaseIncrementalDetokenizer):
+            yield kind, _DETOKENIZER
+        yield FastIncrementalDetokenizer, ("decode_next", "_protected_step")
+        yield SlowIncrementalDetokenizer, ("decode_next",)
+        yield LogprobsProcessor, _LOGPROBS
+        yield RequestOutput, _OUTPUT
+
+    def _continuation(self, state: "RequestState") -> Continuation | None:
+        """Return the continuation of a request that has had an output; None if upstream's."""
         detokenizer, processor, collector = state.detokenizer, state.logprobs_processor, state.queue
         final = state.output_kind == RequestOutputKind.FINAL_ONLY
         if (
@@ -271,84 +274,76 @@ class Service:
             or getattr(detokenizer, "stop", None)
             or state.routed_experts_chunks
         ):
-            return _NEVER
+            return None
         if not final and (
             type(collector) is not self._classes["RequestOutputCollector"]
             or state.parent_req is not None
             or state.prompt_token_ids is None
             or is_flat(processor)  # to merge two drops a token that is twice in a position
         ):
-            return _NEVER
+            return None
         if any(map(_has_override, (state, detokenizer, processor, collector))):
-            return _NEVER
-        vars(state)[_CONTINUATION] = None  # counted by its size
+            return None
+        state.readiness = None  # counted by its size
         return Continuation(state)
+
+    def left_to_upstream(
+        self,
+        outputs: "list[EngineCoreOutput]",
+        timestamp: float | None,
+        stats: IterationStats | None,
+    ) -> "Iterable[EngineCoreOutput]":
+        """Process the outputs of requests that continue; return the others.
+
+        The outputs are processed in the message's order while the iterator advances.
+        """
+        if not self._serves():
+            return outputs
+        if stats is not None and not (
+            type(stats) is IterationStats and timestamp is not None and self._processor.log_stats
+        ):
+            return outputs
+        return self._process(outputs, timestamp, stats)
+
+    def _process(
+        self,
+        outputs: "list[EngineCoreOutput]",
+        timestamp: float | None,
+        stats: IterationStats | None,
+    ) -> "Iterator[EngineCoreOutput]":
+        states = self._processor.request_states
+        continuation: Any
+        woken: list[RequestOutputCollector] = []
+        try:
+            for output in outputs:
+                state = states.get(output.request_id)
+                if state is None:
+                    continue
+                try:  # cheaper than a call of getattr
+                    continuation = state.readiness
+                    upstreams = continuation is None
+                except AttributeError:
+                    continuation, upstreams = None, False
+                if continuation is None or not continuation.serves(output):
+                    unread.settle(state.queue)
+                    yield output
+                    if not upstreams and output.finish_reason is None:
+                        state.readiness = self._continuation(state)
+                    continue
+                if stats is not None:
+                    count = len(output.new_token_ids)
+                    stats.num_generation_tokens += count
+                    times = continuation.stats
+                    times.num_generation_tokens += count
+                    stats.inter_token_latencies_iter.append(timestamp - times.last_token_ts)
+                    times.last_token_ts = timestamp
+                if continuation.take(output):
+                    woken.append(continuation.collector)
+        finally:
+            self._wakes.wake(woken, len(outputs))
 
 
 def _has_override(instance: object) -> bool:
     """Return whether an instance has a function of its own."""
     names = getattr(instance, "__dict__", ())
     return any(callable(getattr(type(instance), name, None)) for name in names)
-
-
-def left_to_upstream(
-    processor: "OutputProcessor",
-    outputs: "list[EngineCoreOutput]",
-    timestamp: float | None,
-    stats: IterationStats | None,
-) -> "Iterable[EngineCoreOutput]":
-    """Process the outputs of requests that continue; return the others.
-
-    The outputs are processed in the message's order while the iterator advances.
-    """
-    service = subclasses.remembered(processor, lambda: Service(processor))
-    if not service.serves(processor):
-        return outputs
-    countable = type(stats) is IterationStats and timestamp is not None and processor.log_stats
-    if stats is not None and not countable:
-        return outputs
-    return _process(processor, service, outputs, timestamp, stats)
-
-
-def _process(
-    processor: "OutputProcessor",
-    service: Service,
-    outputs: "list[EngineCoreOutput]",
-    timestamp: float | None,
-    stats: IterationStats | None,
-) -> "Iterator[EngineCoreOutput]":
-    states = processor.request_states
-    continuation: Any
-    woken: list[RequestOutputCollector] = []
-    try:
-        for output in outputs:
-            state = states.get(output.request_id)
-            if state is None:
-                continue
-            try:  # cheaper than a call of getattr
-                continuation = state.readiness_continuation
-            except AttributeError:
-                continuation = None
-            if continuation is None or continuation is _NEVER or not continuation.serves(output):
-                unread.settle(state.queue)
-                yield output
-                if continuation is not _NEVER and output.finish_reason is None:
-                    setattr(state, _CONTINUATION, service.continuation(state))
-                continue
-            if stats is not None:
-                count = len(output.new_token_ids)
-                stats.num_generation_tokens += count
-                times = continuation.stats
-                times.num_generation_tokens += count
-                stats.inter_token_latencies_iter.append(timestamp - times.last_token_ts)
-                times.last_token_ts = timestamp
-            if continuation.take(output):
-                woken.append(continuation.collector)
-    finally:
-        service.wake(woken, len(outputs))
-
-
-def is_long(processor: "OutputProcessor") -> bool:
-    """Return whether the output handler has processed many outputs while no other task ran."""
-    service: Service | None = vars(processor).get(subclasses.ATTRIBUTE)
-    return service is not None and service.is_long()

@@ -26,7 +26,7 @@ from vllm.outputs import STREAM_FINISHED, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import FinishReason
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.engine import subclasses, switch
 
 if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreRequest
@@ -36,27 +36,45 @@ if TYPE_CHECKING:
         RequestState,
     )
 
-#: Attribute of a collector that holds the outputs behind an unread end of a turn.
-_LATER = "readiness_later"
-#: Attribute of a collector whose session has been ended.
-_ENDED = "readiness_ended"
 #: Finish reasons with which the engine drops the session.
 _ENDS = frozenset({FinishReason.ABORT, FinishReason.ERROR})
+
+
+class Turns:
+    """Turns of a session: the attribute ``readiness`` of its collector.
+
+    Attributes:
+        later: outputs behind an unread end of a turn.
+        ended: whether the session has been ended.
+    """
+
+    __slots__ = ("ended", "later")
+
+    def __init__(self) -> None:
+        self.later: deque[RequestOutput] = deque()
+        self.ended = False
 
 
 def _is_on() -> bool:
     return registry.SESSIONS in switch.enabled()
 
 
+def _of(collector: "RequestOutputCollector | None") -> Turns | None:
+    """Return the turns of a collector; None if nothing was kept apart and nothing has ended."""
+    turns: Turns | None = getattr(collector, subclasses.ATTRIBUTE, None)
+    return turns
+
+
 def keeps_apart(collector: "RequestOutputCollector", output: object) -> bool:
     """Keep an output of a later turn behind the unread ones; False to merge it as upstream."""
-    unread, later = collector.output, vars(collector).get(_LATER)
+    unread, turns = collector.output, _of(collector)
     if not isinstance(unread, RequestOutput) or not isinstance(output, RequestOutput):
         return False
+    later = turns.later if turns is not None else None
     last = later[-1] if later else unread
     ended = [each.index for each in last.outputs if each.finish_reason is not None]
     if ended and _is_on() and any(each.index in ended for each in output.outputs):
-        vars(collector).setdefault(_LATER, deque()).append(output)
+        subclasses.remembered(collector, Turns).later.append(output)
     elif later:
         last.add(output, aggregate=collector.aggregate)
     else:
@@ -66,9 +84,9 @@ def keeps_apart(collector: "RequestOutputCollector", output: object) -> bool:
 
 def show_next(collector: "RequestOutputCollector") -> None:
     """Show the next turn's output, if any, once the one before has been read."""
-    later = vars(collector).get(_LATER)
-    if later:
-        collector.output = later.popleft()
+    turns = _of(collector)
+    if turns is not None and turns.later:
+        collector.output = turns.later.popleft()
         collector.ready.set()
 
 
@@ -101,7 +119,7 @@ def end(state: "RequestState") -> None:
     queue = state.queue
     if not state.streaming_input or queue is None or not _is_on():
         return
-    setattr(queue, _ENDED, True)
+    subclasses.remembered(queue, Turns).ended = True
     task = queue._input_stream_task
     if task is not None and task is not asyncio.current_task(task.get_loop()):
         queue.close()  # a task that aborts its own session is not cancelled
@@ -113,7 +131,7 @@ def check(queue: "RequestOutputCollector | None") -> None:
     Raises:
         ValueError: the session has ended.
     """
-    if hasattr(queue, _ENDED):
+    if (turns := _of(queue)) is not None and turns.ended:
         raise ValueError("The session has ended with an error or an abort.")
 
 
@@ -124,7 +142,7 @@ def is_open(processor: "OutputProcessor", queue: "RequestOutputCollector") -> bo
     """
     if queue.request_id in processor.request_states or not _is_on():
         return True
-    if not hasattr(queue, _ENDED):
+    if (turns := _of(queue)) is None or not turns.ended:
         queue.put(STREAM_FINISHED)
     return False
 
