@@ -98,4 +98,4 @@ def test_waits_for_an_event_or_the_whole_device_are_fences(monkeypatch: pytest.M
     assert counts() == {("fence", "rank0", "_to_list"): 1, ("fence", "rank0", "_sync_device"): 1}
     observed: Any = GPUModelRunner.execute_model
     assert observed.__name__ == observed.__wrapped__.__name__ == "execute_model"
-    assert not hasattr(observed.__wrapped__, "_readiness_wrapped_by")
+    assert not hasattr(observed.__wrapped__, "readiness")

@@ -64,7 +64,7 @@ BLOCK = 4
 FEATURES = "schedule", "update-outputs"
 #: Attributes of a request that are no state of upstream's, or are compared elsewhere.
 _OWN = {
-    "readiness_bounds",
+    "readiness",
     "_block_hasher",
     "output_token_ids",
     "all_token_ids",

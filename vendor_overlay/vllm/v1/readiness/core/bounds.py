@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.core.sched.scheduler import Scheduler
 
-#: Attribute of a request that holds its :class:`Bounds`.
-ATTRIBUTE = "readiness_bounds"
 _COORDINATORS = (
     HybridKVCacheCoordinator,
     KVCacheCoordinatorNoPrefixCache,
@@ -85,7 +83,7 @@ class Bounds:
         cached: ``num_computed_tokens``, without in-flight tokens, from which a block is cached.
         hashed: ``num_tokens`` from which a block is hashed.
         room: ``num_tokens`` at which the request stops.
-        size: number of the request's attributes.
+        size: number of the request's attributes, the record included.
         stops: token ids that stop the request.
         most: ``max_tokens`` of the request.
         logprobs: whether the request returns logprobs.
@@ -203,7 +201,8 @@ class Service:
             elif not replaced:
                 self._cache = Cache(self._scheduler)
                 for request in self._scheduler.requests.values():
-                    vars(request).pop(ATTRIBUTE, None)
+                    if (record := vars(request).get(subclasses.ATTRIBUTE)) is not None:
+                        record.bounds = NEVER
             self._replaced = replaced
 
     def _objects(self) -> Iterator[tuple[dict[str, Any], tuple[str, ...]]]:
@@ -283,7 +282,7 @@ class Cache:
         else:  # the hasher uses another block size
             return bounds
         bounds.room, bounds.most = length, request.max_tokens
-        bounds.size = len(vars(request) | {ATTRIBUTE: None})
+        bounds.size = len(vars(request) | {subclasses.ATTRIBUTE: None})
         bounds.stops = frozenset((params.eos_token_id, *(params.stop_token_ids or ())))
         bounds.logprobs = params.num_logprobs is not None
         constant = {name: getattr(request, name) for name in _CONSTANT}

@@ -33,6 +33,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.readiness import registry
+from vllm.v1.readiness.core import records
 from vllm.v1.readiness.engine import switch
 
 if TYPE_CHECKING:
@@ -43,13 +44,9 @@ if TYPE_CHECKING:
 _loads: Counter[int] = Counter()
 #: Requests are hashed, and loads counted, by two threads of the engine core.
 _lock = Lock()
-#: Attribute of a request with an adapter: the number of loads in the keys of its blocks.
-_LOAD = "readiness_load"
-#: Attribute of a request with multimodal items: its :class:`_Items`.
-_ITEMS = "readiness_items"
 
 
-class _Items:
+class Items:
     """Positions of a request's multimodal items, which are sorted by their first position.
 
     Attributes:
@@ -96,20 +93,19 @@ def _adapter_key(request: "Request", adapter: "LoRARequest") -> tuple[Any, ...]:
 
 def _load(request: "Request", adapter: "LoRARequest") -> int:
     """Return the number of loads in a request's keys; at the first call, count the request's."""
-    number: int | None = getattr(request, _LOAD, None)
-    if number is None:
+    record = records.of(request)
+    if record.loads is None:
         replaced(adapter)  # the worker loads it for this request
-        number = _loads[adapter.lora_int_id]
-        setattr(request, _LOAD, number)
-    return number
+        record.loads = _loads[adapter.lora_int_id]
+    return record.loads
 
 
 def _item_keys(request: "Request", start: int, end: int) -> list[tuple[str, int]]:
     """Return identifier and relative position of each item that overlaps the block."""
-    known: _Items | None = getattr(request, _ITEMS, None)
+    record = records.of(request)
+    known = record.items
     if known is None or len(known.starts) != len(request.mm_features):
-        known = _Items(request)
-        setattr(request, _ITEMS, known)
+        known = record.items = Items(request)
     first, last = bisect_right(known.ends, start), bisect_left(known.starts, end)
     return [
         (feature.identifier, feature.mm_position.offset - start)
@@ -138,6 +134,6 @@ def renew(request: "Request") -> None:
     if adapter is None or registry.CACHE_KEYS not in switch.enabled():
         return
     if _load(request, adapter) != (number := _loads[adapter.lora_int_id]):
-        setattr(request, _LOAD, number)
+        records.of(request).loads = number
         request.block_hashes.clear()
         request.update_block_hashes()

@@ -14,6 +14,7 @@ nothing. Here each backend's grammar ends with the stop token, and later tokens 
 # mirrors: vllm.v1.structured_output.backend_outlines:OutlinesGrammar
 # mirrors: vllm.v1.structured_output.backend_lm_format_enforcer:LMFormatEnforcerGrammar
 
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,21 +41,35 @@ else:
     Base = object
 
 
+@dataclass(slots=True)
+class End:
+    """End of a grammar: its attribute ``readiness``.
+
+    Attributes:
+        stops: the request's stop tokens; None if only the grammar's own end stops it.
+        token: the stop token of Outlines' grammar; None for the others, which know it.
+        reached: whether Outlines' grammar has accepted it.
+    """
+
+    stops: grammar_stops.Stops | None
+    token: int | None = None
+    reached: bool = False
+
+
 class _Ending(Base):  # type: ignore[misc, valid-type]
     """Mixin of a backend's grammar that accepts every token behind its end."""
 
-    #: None if only the grammar's own end stops the request.
-    readiness_stops: grammar_stops.Stops | None = None
+    readiness: End
 
     def fill_bitmask(self, bitmask: torch.Tensor, idx: int) -> None:
         """Fill a row of the bitmask; stop tokens are masked until the grammar may end."""
         super().fill_bitmask(bitmask, idx)
-        if self.readiness_stops is not None:
-            self.readiness_stops.mask(bitmask[idx])
+        if self.readiness.stops is not None:
+            self.readiness.stops.mask(bitmask[idx])
 
     def may_end(self, tokens: "Sequence[int]") -> bool:
         """Return whether the grammar may end, or has ended, behind further tokens."""
-        stops = self.readiness_stops
+        stops = self.readiness.stops
         assert stops is not None
         accepted = 0
         try:
@@ -102,20 +117,16 @@ class EndingLMFormatEnforcer(_Ending, LMFormatEnforcerGrammar):  # type: ignore[
 class EndingOutlines(_Ending, OutlinesGrammar):  # type: ignore[misc]
     """Outlines' grammar. Its guide never accepts the stop token, so the end is stored here."""
 
-    #: The stop token.
-    readiness_stop: int
-    _ended = False
-
     def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
         """Advance the guide, and end with a stop token in a final state."""
         for token in tokens:
-            if self._ended:
+            if self.readiness.reached:
                 break
-            if token != self.readiness_stop:
+            if token != self.readiness.token:
                 if not OutlinesGrammar.accept_tokens(self, request_id, [token]):
                     return False
             elif self.guide.is_finished():
-                self._ended = True
+                self.readiness.reached = True
                 self.num_processed_tokens += 1
             else:
                 return False
@@ -125,19 +136,19 @@ class EndingOutlines(_Ending, OutlinesGrammar):  # type: ignore[misc]
         """Return the accepted prefix of ``tokens``, which may end with the stop token."""
         accepted: list[int] = super().validate_tokens(tokens)
         rest = tokens[len(accepted) :]
-        if not rest or rest[0] != self.readiness_stop or self._ended:
+        if not rest or rest[0] != self.readiness.token or self.readiness.reached:
             return accepted
         for token in accepted:
             self.guide.advance(token)
         finished = self.guide.is_finished()
         if accepted:
             self.guide.rollback_state(len(accepted))
-        return [*accepted, self.readiness_stop] if finished else accepted
+        return [*accepted, self.readiness.token] if finished else accepted
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the newest tokens, the stop token included."""
-        if self._ended and num_tokens > 0:
-            self._ended = False
+        if self.readiness.reached and num_tokens > 0:
+            self.readiness.reached = False
             self.num_processed_tokens -= 1
             num_tokens -= 1
         if num_tokens > 0:
@@ -145,12 +156,12 @@ class EndingOutlines(_Ending, OutlinesGrammar):  # type: ignore[misc]
 
     def is_terminated(self) -> bool:
         """Return whether the stop token was accepted."""
-        return self._ended
+        return self.readiness.reached
 
     def reset(self) -> None:
         """Return to the grammar's start."""
         super().reset()
-        self._ended = False
+        self.readiness.reached = False
 
 
 _ENDING: "dict[type, type]" = {
@@ -168,7 +179,7 @@ def ending(
         return grammar
     ended: Any = object.__new__(kind)
     ended.__dict__.update(vars(grammar))
-    ended.readiness_stops = grammar_stops.of(backend, request)
+    ended.readiness = End(grammar_stops.of(backend, request))
     if kind is EndingOutlines:
-        ended.readiness_stop = backend.vocabulary.inner.get_eos_token_id()
+        ended.readiness.token = backend.vocabulary.inner.get_eos_token_id()
     return cast("StructuredOutputGrammar", ended)

@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.core import records
+from vllm.v1.readiness.engine import subclasses, switch
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 
 if TYPE_CHECKING:
     import torch
     from vllm.v1.request import Request
     from vllm.v1.structured_output.backend_types import StructuredOutputBackend
-
-#: Attribute of a StructuredOutputRequest: the number of output tokens before the newest step.
-_BEFORE = "readiness_before"
 
 
 class Stops(NamedTuple):
@@ -78,7 +76,7 @@ def of(backend: "StructuredOutputBackend", request: "Request") -> Stops | None:
 def begin(request: "Request") -> None:
     """Note that a step's tokens are about to be appended to a request."""
     if request.structured_output_request is not None:
-        vars(request.structured_output_request)[_BEFORE] = request.num_output_tokens
+        records.of(request).before = request.num_output_tokens
 
 
 def is_text(request: "Request") -> bool:
@@ -86,8 +84,9 @@ def is_text(request: "Request") -> bool:
     structured = request.structured_output_request
     if structured is None or registry.CLOSED_GRAMMARS not in switch.enabled():
         return False
-    stops: Stops | None = getattr(structured.grammar, "readiness_stops", None)
-    before: int | None = vars(structured).get(_BEFORE)
+    end = getattr(structured.grammar, subclasses.ATTRIBUTE, None)
+    stops: Stops | None = None if end is None else end.stops
+    before = records.of(request).before
     if stops is None or before is None or request.output_token_ids[-1] not in stops.others:
         return False
     if structured.reasoner is not None and not structured.reasoning_ended:

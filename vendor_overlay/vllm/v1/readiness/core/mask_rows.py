@@ -15,14 +15,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.engine import subclasses, switch
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
-
-#: Attribute of a GrammarOutput: the number of bitmasks of each request.
-_COUNTS = "readiness_counts"
 
 
 def counted(
@@ -33,13 +30,13 @@ def counted(
     if config is None or not config.use_ngram_gpu():
         return output
     if registry.CLOSED_GRAMMARS in switch.enabled():
-        vars(output)[_COUNTS] = _counts(step, output)
+        output.readiness = _counts(step, output)
     return output
 
 
 def match(step: "SchedulerOutput", output: "GrammarOutput") -> None:
     """Leave only the bitmasks of positions in the worker's trimmed step in ``output``."""
-    sent: list[int] | None = vars(output).pop(_COUNTS, None)
+    sent: list[int] | None = vars(output).pop(subclasses.ATTRIBUTE, None)
     if sent is None or (left := _counts(step, output)) == sent:
         return
     rows: list[int] = []

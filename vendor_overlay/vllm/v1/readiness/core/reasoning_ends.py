@@ -19,17 +19,13 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, overload
 
 from vllm.v1.readiness import registry
+from vllm.v1.readiness.core import records
 from vllm.v1.readiness.engine import switch
 
 if TYPE_CHECKING:
     from vllm.reasoning import ReasoningParser
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
-
-#: Attribute of a StructuredOutputRequest: the number of tokens checked for the reasoning's end.
-_CHECKED = "readiness_checked"
-#: Attribute of a StructuredOutputRequest: the position of the grammar's first token.
-_BEGIN = "readiness_begin"
 
 
 class _Prefix(Sequence[int]):
@@ -75,23 +71,24 @@ def advances(
         return None
     structured = request.structured_output_request
     assert structured is not None
-    tokens = request.all_token_ids
+    tokens, record = request.all_token_ids, records.of(request)
     count = len(tokens)
-    checked: int = min(vars(structured).get(_CHECKED, request.num_prompt_tokens), count)
-    vars(structured)[_CHECKED] = count
+    checked = request.num_prompt_tokens if record.checked is None else record.checked
+    checked, record.checked = min(checked, count), count
     known = _Prefix(tokens, checked)
     for position in range(checked, count):
         known.end = position + 1
         if reasoner.is_reasoning_end_streaming(known, [tokens[position]]):
             structured.reasoning_ended = True
-            vars(structured)[_BEGIN] = position + 1
+            record.begin = position + 1
             return position + 1 < count
     return False
 
 
 def restricted(request: "Request", tokens: list[int]) -> list[int]:
     """Return the grammar's part of a request's newest tokens."""
-    begin: int | None = vars(request.structured_output_request).pop(_BEGIN, None)
+    record = records.of(request)
+    begin, record.begin = record.begin, None
     if begin is None:
         return tokens
     return tokens[max(begin - request.num_tokens, -len(tokens)) :]

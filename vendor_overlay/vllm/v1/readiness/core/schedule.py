@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.core.sched.output import CachedRequestData
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.core import bounds
+from vllm.v1.readiness.core import bounds, records
 from vllm.v1.readiness.engine import gauges
 
 if TYPE_CHECKING:
@@ -96,9 +96,9 @@ class Running:
         #: ``num_computed_tokens`` from which a row may need a block, or be left to upstream.
         self.nears: list[int]
         try:
-            self.nears = [row.readiness_bounds.near for row in rows]
+            self.nears = [row.readiness.bounds.near for row in rows]
         except AttributeError:  # third-party code has appended a running request
-            self.nears = [getattr(row, bounds.ATTRIBUTE, bounds.NEVER).near for row in rows]
+            self.nears = [records.of(row).bounds.near for row in rows]
         self.one_token = dict.fromkeys(self.names, 1)
         self.no_blocks = dict.fromkeys(self.names, empty)
 
@@ -197,7 +197,7 @@ class Running:
     def _allocate(self, row: int) -> "KVCacheBlocks | None":
         """Allocate slots for one more token; None to leave the row to upstream's loop."""
         request, computed = self.rows[row], self.computed[row]
-        limits: bounds.Bounds = getattr(request, bounds.ATTRIBUTE, bounds.NEVER)
+        limits = records.of(request).bounds
         self.outputs[row] = outputs = _outputs(request)
         if self.crowded or computed >= limits.limit or outputs + self.bases[row] != computed:
             return None
@@ -294,7 +294,7 @@ class Running:
         for name in self.others:
             yield name, counts[name]
             request = self.scheduler.requests[name]
-            setattr(request, bounds.ATTRIBUTE, self.cache.bounds(request))
+            records.of(request).bounds = self.cache.bounds(request)
         for name in joined:
             if bounds.is_unusual(self.scheduler.requests[name]):
                 gauges.fall_back(registry.SCHEDULE, gauges.OTHER_INPUT)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.core import bounds
+from vllm.v1.readiness.core import bounds, records
 from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class UpdateOutputs:
             if request is None:
                 continue
             try:  # cheaper than a call of getattr
-                limits = request.readiness_bounds
+                limits = request.readiness.bounds
             except AttributeError:
                 limits = never
             tokens = sampled[rows[name]]
@@ -117,7 +117,7 @@ class UpdateOutputs:
             ):
                 yield name, count
                 made = cache.bounds(request) if request.status is running else never
-                setattr(request, bounds.ATTRIBUTE, made)
+                records.of(request).bounds = made
                 continue
             known.append(token)
             request._output_token_ids.append(token)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 from vllm.v1.readiness import registry
-from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.engine import subclasses, switch
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: Attribute of a LoRAModelManager: the adapter of each slot when it last set a mapping.
-_LAYOUT = "readiness_layout"
-
 
 def moved(manager: "LoRAModelManager") -> bool:
-    """Return whether a slot has another adapter than at the last call."""
+    """Return whether a slot has another adapter than at the last call.
+
+    The manager's attribute ``readiness`` has the adapter of each slot at that call.
+    """
     if registry.LORA_SLOTS not in switch.enabled():
         return False
     layout = tuple(manager.lora_index_to_id)
-    if getattr(manager, _LAYOUT, None) == layout:
+    if getattr(manager, subclasses.ATTRIBUTE, None) == layout:
         return False
-    setattr(manager, _LAYOUT, layout)
+    manager.readiness = layout
     return True
 
 

@@ -15,17 +15,17 @@ Function = Callable[..., Any]
 Callback = Callable[[ModuleType], None]
 
 #: Attribute of a wrapper: the ``by`` of all wrappers around the original function.
-_WRAPPED_BY = "_readiness_wrapped_by"
+_ATTRIBUTE = "readiness"
 
 
 def wrap_once(owner: object, name: str, wrapper: Callable[[Function], Function], by: str) -> None:
     """Replace ``owner.name`` by ``wrapper(owner.name)``; a no-op on a second call with ``by``."""
     original = getattr(owner, name)
-    before: frozenset[str] = getattr(original, _WRAPPED_BY, frozenset())
+    before: frozenset[str] = getattr(original, _ATTRIBUTE, frozenset())
     if by in before:
         return
     replacement = wraps(original)(wrapper(original))
-    setattr(replacement, _WRAPPED_BY, before | {by})
+    setattr(replacement, _ATTRIBUTE, before | {by})
     setattr(owner, name, replacement)
 
 

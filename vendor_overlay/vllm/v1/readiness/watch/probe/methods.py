@@ -10,6 +10,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import subclasses
 from vllm.v1.readiness.watch.probe.events import DeviceTimes
 from vllm.v1.readiness.watch.probe.histograms import count_tokens, export_gauges, observe
 from vllm.v1.readiness.watch.wrapping import Function, wrap_once
@@ -173,7 +174,7 @@ def _sample_tokens(original: Function) -> Function:
 def _output_init(original: Function) -> Function:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if not this_thread.idle:
-            self._probe = state.step, state.continuing
+            self.readiness = state.step, state.continuing
         original(self, *args, **kwargs)
 
     return __init__
@@ -181,7 +182,7 @@ def _output_init(original: Function) -> Function:
 
 def _get_output(original: Function) -> Function:
     def get_output(self: Any) -> Any:
-        step, continuing = getattr(self, "_probe", (0, 0))
+        step, continuing = getattr(self, subclasses.ATTRIBUTE, (0, 0))
         if not step:  # created before the probe was on, or in an idle step
             return original(self)
         began = now()
