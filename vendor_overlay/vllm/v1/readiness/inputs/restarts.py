@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING
 from vllm.distributed.kv_transfer import has_kv_transfer_group
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
+from vllm.v1.readiness.feature import record
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-#: Attribute of a request that holds its token count and generator state at joining the batch.
-_JOINED = "readiness_joined"
 
 
 def rejoin(runner: "GPUModelRunner", request: "CachedRequestState") -> None:
@@ -30,11 +28,11 @@ def rejoin(runner: "GPUModelRunner", request: "CachedRequestState") -> None:
         return
     generator = request.generator
     if generator is not None:
-        tokens, state = vars(request).get(_JOINED, (None, None))
-        if tokens == request.num_tokens:
-            generator.set_state(state)
+        joined = record(request).joined
+        if joined is not None and joined[0] == request.num_tokens:
+            generator.set_state(joined[1])
         else:
-            vars(request)[_JOINED] = request.num_tokens, generator.get_state()
+            record(request).joined = request.num_tokens, generator.get_state()
     params = request.sampling_params
     if params is None or params.prompt_logprobs is None or request.output_token_ids:
         return

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from vllm.logger import init_logger
 from vllm.v1.readiness.engine import gauges, subclasses, switch
-from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.feature import Feature, record
 from vllm.v1.readiness.inputs.uploads import upload
 from vllm.v1.readiness.outputs.history import LiveRows
 
@@ -71,8 +71,6 @@ class Slots(Feature, ABC):
         self.batch = batch
         limit = switch.slots()
         self.capacity = batch.max_num_reqs if limit is None else min(limit, batch.max_num_reqs)
-        #: Name of the attribute of a request's state object that holds its kept slot.
-        self._attribute = f"readiness {self.name}"
         self.history = history
         self.vocab_size: int = batch.vocab_size
         self.device: torch.device = batch.device
@@ -232,7 +230,7 @@ class Slots(Feature, ABC):
 
     def add_request(self, request: "CachedRequestState") -> None:
         """Reuse the request's kept slot, or mark the request to get a new one."""
-        kept: _KeptSlot | None = vars(request).pop(self._attribute, None)
+        kept = record(request).kept.pop(self.name, None)
         slot = None
         if self._wants(request):
             mine = kept is not None and self._kept.pop(request.req_id, None) is kept
@@ -275,7 +273,7 @@ class Slots(Feature, ABC):
             batch = self.batch
             length = (int(batch.num_prompt_tokens[row]), int(batch.num_tokens_no_spec[row]))
             kept = _KeptSlot(slot, request.sampling_params, length)
-            vars(request)[self._attribute] = self._kept[req_id] = kept
+            record(request).kept[self.name] = self._kept[req_id] = kept
             self._trim_kept()
 
     def idle(self) -> None:
