@@ -15,14 +15,13 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
-from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.core import request_times
 from vllm.v1.readiness.engine import subclasses, switch
-from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine import EngineCoreOutput
     from vllm.v1.request import Request
 
 logger = init_logger(__name__)
@@ -66,19 +65,9 @@ class RefusedGrammars:
             )
         return True
 
-    def finish(self, outputs: dict[int, list[EngineCoreOutput]]) -> None:
-        """End the refused requests, and add each final output to ``outputs`` by client index."""
-        scheduler = self._scheduler
+    def finish(self, outputs: "dict[int, list[EngineCoreOutput]]") -> None:
+        """End the refused requests that their clients have not, with outputs by client index."""
         refused, self._refused = self._refused, {}
         for name, request in refused.items():
-            if scheduler.requests.get(name) is not request or request.is_finished():
-                continue  # aborted by its client
-            scheduler.finish_requests(name, RequestStatus.FINISHED_ERROR)
-            output = EngineCoreOutput(
-                trace_headers=request.trace_headers,
-                events=request_times.last_events(request),
-                request_id=name,
-                finish_reason=request.get_finished_reason(),
-                new_token_ids=[],
-            )
-            outputs.setdefault(request.client_index, []).append(output)
+            if self._scheduler.requests.get(name) is request and not request.is_finished():
+                request_times.fail(self._scheduler, request, outputs)

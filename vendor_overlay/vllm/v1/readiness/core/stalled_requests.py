@@ -228,16 +228,7 @@ class StalledRequests:
             "with this KV cache and this configuration.",
             *(request.request_id, request.num_tokens),
         )
-        scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
-        outputs.setdefault(request.client_index, []).append(
-            EngineCoreOutput(
-                trace_headers=request.trace_headers,
-                events=request_times.last_events(request),
-                request_id=request.request_id,
-                finish_reason=request.get_finished_reason(),
-                new_token_ids=[],
-            )
-        )
+        request_times.fail(scheduler, request, outputs)
 
 
 def _all_vllms(scheduler: "Scheduler") -> bool:
