@@ -7,7 +7,6 @@ import pytest
 import torch
 from support.bad_words import LAYOUTS, Pair
 from vllm.v1.readiness.engine import fences
-from vllm.v1.readiness.kernels import bad_words as kernels
 from vllm.v1.readiness.sample.bad_words import BadWords
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
@@ -28,7 +27,7 @@ def words(chooser: random.Random, vocab: int, count: int) -> list[list[int]]:
 def test_any_stream(vocab: int, torch_form: bool) -> None:
     """Requests join, leave, move and are cut back; drafts are accepted or not."""
     chooser = random.Random(vocab)
-    pair = Pair(vocab, None if torch_form else kernels, "cuda")
+    pair = Pair(vocab, not torch_form, "cuda")
     for number in range(60):
         while len(pair.req_ids) < 12:
             drawn = words(chooser, vocab, chooser.choice([0, 1, 5, 40]))
@@ -54,7 +53,7 @@ def test_any_stream(vocab: int, torch_form: bool) -> None:
 def test_tails_longer_than_a_block() -> None:
     """Tails are shifted in place, by threads that must not overtake one another."""
     chooser = random.Random(1)
-    pair = Pair(1009, kernels, "cuda")
+    pair = Pair(1009, True, "cuda")
     req_ids = [pair.join([[0] * n + [5]]) for n in (1, 31, 32, 33, 64, 500)]
     pair.refresh()
     pair.check()
@@ -69,7 +68,7 @@ def test_tails_longer_than_a_block() -> None:
 def test_nothing_waits() -> None:
     """Under torch's sync debug mode, where any wait is an error."""
     vocab = 1009
-    pair = Pair(vocab, kernels, "cuda")
+    pair = Pair(vocab, True, "cuda")
     chooser = random.Random(3)
     for _ in range(8):
         pair.join(words(chooser, vocab, 6), [0, 1])

@@ -23,12 +23,13 @@ TOKENS = st.integers(0, 2)
 
 
 @pytest.fixture(scope="module", params=["torch", "kernels"])
-def kernels(request: pytest.FixtureRequest) -> Iterator[Any]:
+def kernels(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether the interpreted kernels serve, and not torch's operations."""
     if request.param == "torch":
-        yield None
+        yield False
         return
-    with modules.interpreted("bad_words") as module:
-        yield module
+    with modules.kernels_interpreted("bad_words"):
+        yield True
 
 
 @st.composite
@@ -44,7 +45,7 @@ def words(draw: Any, vocab: int) -> list[list[int]]:
 @given(data=st.data(), vocab=st.sampled_from([1, 3, 5, 37]))
 @draws(12)
 def test_any_stream_of_requests_has_upstreams_bits(
-    kernels: Any, data: st.DataObject, vocab: int
+    kernels: bool, data: st.DataObject, vocab: int
 ) -> None:
     """Requests come, go, move and are cut back; drafts are accepted or not."""
     pair = Pair(vocab, kernels)
@@ -79,7 +80,7 @@ def test_any_stream_of_requests_has_upstreams_bits(
         pair.sample(sampled, draw(st.lists(rows, max_size=2, unique=True)))
 
 
-def test_words_and_tails_may_be_longer_than_a_block(kernels: Any) -> None:
+def test_words_and_tails_may_be_longer_than_a_block(kernels: bool) -> None:
     """A block of the kernels is 32 of them."""
     pair = Pair(50, kernels)
     long = [n % 3 for n in range(72)]
@@ -98,7 +99,7 @@ def test_words_and_tails_may_be_longer_than_a_block(kernels: Any) -> None:
     pair.check()
 
 
-def test_sampled_ids_may_be_int64_and_a_part_of_a_wider_tensor(kernels: Any) -> None:
+def test_sampled_ids_may_be_int64_and_a_part_of_a_wider_tensor(kernels: bool) -> None:
     pair = Pair(9, kernels)
     req_ids = [pair.join([[1, 2, 3], [2, 4]]) for _ in range(3)]
     pair.refresh()
@@ -114,7 +115,7 @@ def test_sampled_ids_may_be_int64_and_a_part_of_a_wider_tensor(kernels: Any) -> 
     assert pair.masked - before == 3
 
 
-def test_narrower_logits_are_masked_within_their_width(kernels: Any) -> None:
+def test_narrower_logits_are_masked_within_their_width(kernels: bool) -> None:
     pair = Pair(9, kernels, width=6)
     pair.join([[1, 5], [1, 6], [1, 2, 8], [5], [6], [7, 3]], [1])
     pair.refresh()
@@ -132,7 +133,7 @@ def left_to_upstream(pair: Pair, rows: int) -> bool:
     return BadWords.take(pair.ours.sampling_metadata, logits)[0] is None
 
 
-def test_wider_logits_are_upstreams(kernels: Any) -> None:
+def test_wider_logits_are_upstreams(kernels: bool) -> None:
     pair = Pair(9, kernels, width=12)
     pair.join([[1, 5]], [1])
     pair.refresh()
@@ -155,7 +156,7 @@ def test_upstream_serves_all_while_one_request_has_odd_words(odd: list[int]) -> 
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
-def test_nothing_waits_beside_penalties_and_prefill_chunks(kernels: Any, drafts: int) -> None:
+def test_nothing_waits_beside_penalties_and_prefill_chunks(kernels: bool, drafts: int) -> None:
     before = fences.counts().get("bad-words", 0)
     lockstep = LockstepRun(5, drafts=drafts)
     lockstep.ours.batch.readiness.bad_words.kernels = kernels

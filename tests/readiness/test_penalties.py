@@ -5,7 +5,6 @@ Rounding on a GPU, and the form in which upstream divides there, are tested in t
 
 import random
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -30,18 +29,20 @@ PENALTY: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> Iterator[ModuleType]:
-    with modules.interpreted("penalties") as module:
-        yield module
+def interpreted() -> Iterator[None]:
+    with modules.kernels_interpreted("penalties"):
+        yield
 
 
 @pytest.fixture(params=["torch", "kernels"])
-def kernels(request: pytest.FixtureRequest) -> Any:
-    """The interpreted kernels, or None for torch's operations."""
-    return request.getfixturevalue("interpreted") if request.param == "kernels" else None
+def kernels(request: pytest.FixtureRequest) -> bool:
+    """Whether the interpreted kernels serve, and not torch's operations."""
+    if request.param == "kernels":
+        request.getfixturevalue("interpreted")
+    return bool(request.param == "kernels")
 
 
-def batches(specs: list[Spec], vocab: int, kernels: Any) -> tuple[Any, Any]:
+def batches(specs: list[Spec], vocab: int, kernels: bool) -> tuple[Any, Any]:
     """Return upstream's batch and ours with the same requests."""
     stock, ours = empty(modules.pristine, vocab), empty(modules.overlaid, vocab)
     fill(stock, specs)
@@ -71,11 +72,10 @@ def compare(stock: Any, ours: Any, logits: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("drafts", [0, 2])
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_kernels_serve_plain_target_and_bonus_rows(
-    interpreted: ModuleType, asynchronous: bool, drafts: int
-) -> None:
+@pytest.mark.usefixtures("interpreted")
+def test_kernels_serve_plain_target_and_bonus_rows(asynchronous: bool, drafts: int) -> None:
     lockstep = LockstepRun(3, asynchronous, drafts, reorder_threshold=1 + drafts)
-    lockstep.ours.batch.readiness.penalties.kernels = interpreted
+    lockstep.ours.batch.readiness.penalties.kernels = True
     lockstep.ours.batch.readiness.warm_up()
     lockstep.add([1, 2, 3], presence_penalty=1.5)
     lockstep.add([1, 2, 3, 5], max_tokens=14)
@@ -88,9 +88,8 @@ def test_kernels_serve_plain_target_and_bonus_rows(
 
 @given(data=st.data(), vocab=st.sampled_from([1, 5, 64, 257, 1500]))
 @draws(25)
-def test_logits_have_upstreams_bits(
-    interpreted: ModuleType, data: st.DataObject, vocab: int
-) -> None:
+@pytest.mark.usefixtures("interpreted")
+def test_logits_have_upstreams_bits(data: st.DataObject, vocab: int) -> None:
     """Zeros of either sign, infinities and subnormal numbers among them."""
     chooser = random.Random(data.draw(st.integers(0, 10**6)))
     specs = []
@@ -104,7 +103,7 @@ def test_logits_have_upstreams_bits(
             }
         prompt = chooser.choices(range(vocab), k=chooser.randrange(1, 20))
         specs.append(Spec(prompt, chooser.choices(range(vocab), k=chooser.randrange(20)), params))
-    stock, ours = batches(specs, vocab, interpreted)
+    stock, ours = batches(specs, vocab, True)
     logits = torch.tensor([[chooser.gauss(0, 5) for _ in range(vocab)] for _ in specs])
     for row in logits:
         row[chooser.randrange(vocab)] = chooser.choice(EDGES)
@@ -120,21 +119,21 @@ def test_logits_have_upstreams_bits(
         assert same_bits(logits[row], reference[row])
 
 
-def test_an_id_above_the_vocabulary_counts_for_nothing(kernels: Any) -> None:
+def test_an_id_above_the_vocabulary_counts_for_nothing(kernels: bool) -> None:
     """Upstream's scatter fails on it, on a GPU with the end of the engine."""
     specs = [Spec([1, VOCABULARY + 9], [VOCABULARY + 1, 3], PENALTY)]
     stock, ours = batches(specs, VOCABULARY, kernels)
     logits = torch.randn(1, VOCABULARY)
     with pytest.raises(RuntimeError, match="out of bounds"):
         stock_penalties(stock, logits.clone())
-    sane, _ = batches([Spec([1], [3], PENALTY)], VOCABULARY, None)
+    sane, _ = batches([Spec([1], [3], PENALTY)], VOCABULARY, False)
     compare(sane, ours, logits)
 
 
 @pytest.mark.parametrize("width", [VOCABULARY + 3, VOCABULARY + 64])
 def test_wider_logits_are_upstreams(width: int) -> None:
     """A vocabulary padded or extended by LoRA: its padding token is one of the logits."""
-    stock, ours = batches([Spec([1, 2], [3, 4], PENALTY), Spec([1], [2], {})], VOCABULARY, None)
+    stock, ours = batches([Spec([1, 2], [3, 4], PENALTY), Spec([1], [2], {})], VOCABULARY, False)
     logits = torch.randn(2, width)
     assert prepared(ours, logits) is None
     mine, theirs = (
@@ -147,7 +146,7 @@ def test_wider_logits_are_upstreams(width: int) -> None:
     assert not same_bits(mine, logits)
 
 
-def test_samples_of_wider_logits_are_counted_later(kernels: Any) -> None:
+def test_samples_of_wider_logits_are_counted_later(kernels: bool) -> None:
     specs = [Spec([1, 2], [3, 4], PENALTY), Spec([1], [2], {})]
     stock, ours = batches(specs, VOCABULARY, kernels)
     nobody = torch.zeros(16, dtype=torch.bool)
@@ -162,11 +161,39 @@ def test_samples_of_wider_logits_are_counted_later(kernels: Any) -> None:
     compare(stock, ours, torch.randn(2, VOCABULARY))
 
 
-def test_a_kernel_divides_positive_logits_where_upstream_does(interpreted: ModuleType) -> None:
+def test_a_request_keeps_its_slot_in_another_row(
+    kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [Spec([1, n], [3, 3 + n], PENALTY if n else {}) for n in range(4)]
+    stock, ours = batches(specs, VOCABULARY, kernels)
+    everybody = torch.ones(16, dtype=torch.bool)
+    for change in (
+        lambda _: None,
+        lambda batch: batch.swap_states(0, 2),
+        lambda batch: (batch.remove_request("r1"), batch.condense()),
+    ):
+        for batch in (stock, ours):
+            change(batch)
+            batch.refresh_metadata()
+        rows = ours.num_reqs
+        compare(stock, ours, torch.randn(rows, VOCABULARY))
+        ours.readiness.observe_sampled(torch.zeros(rows, 1, dtype=torch.int32), everybody)
+        again = mock.Mock(side_effect=AssertionError("a slot is built again"))
+        monkeypatch.setattr(ours.readiness.penalties, "_build", again)
+
+
+class OnCuda(torch.Tensor):  # type: ignore[misc]  # torch is not followed
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_kernel_divides_positive_logits_where_upstream_does() -> None:
     """On CUDA, upstream divides a positive logit and multiplies another."""
     vocab, penalty = 300, torch.tensor([1.3])
     spec = Spec(list(range(0, vocab, 2)), [], {"repetition_penalty": 1.3})
-    _, batch = batches([spec], vocab, interpreted)
+    _, batch = batches([spec], vocab, True)
     penalties = prepared(batch, torch.empty(1, vocab))
     assert penalties is not None
     logits = torch.randn(1, vocab) * 10
@@ -174,14 +201,15 @@ def test_a_kernel_divides_positive_logits_where_upstream_does(interpreted: Modul
     other = torch.where(logits > 0, logits * (1 / penalty), logits * penalty)
     assert not same_bits(expected[:, ::2], other[:, ::2])
     before = logits.clone()
-    penalties._launch(logits, None, per_draft=False, divide=True)
+    penalties.apply(logits.as_subclass(OnCuda), after_drafts=False)
     assert same_bits(logits[:, ::2], expected[:, ::2])
     assert same_bits(logits[:, 1::2], before[:, 1::2])
 
 
 @pytest.mark.parametrize("vocab", [5, 64, 300])
+@pytest.mark.usefixtures("interpreted")
 def test_a_kernel_builds_the_slots_that_torch_builds(
-    interpreted: ModuleType, vocab: int, monkeypatch: pytest.MonkeyPatch
+    vocab: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In memory that is not zeroed; ids beyond the vocabulary count for nothing."""
     monkeypatch.setattr(under_test, "_BLOCK", 64)
@@ -191,13 +219,15 @@ def test_a_kernel_builds_the_slots_that_torch_builds(
         Spec(chooser.choices(ids, k=prompt), chooser.choices(ids, k=output), PENALTY)
         for prompt, output in [(1, 0), (4, 3), (69, 2), (2, 150), (64, 64)]
     ]
-    _, batch = batches(specs, vocab, interpreted)
+    _, batch = batches(specs, vocab, True)
     penalties = batch.readiness.penalties
     for slot in [penalties.memory.take() for _ in specs]:
         slot.fill_(-7)
     rows = [3, 0, 4, 2, 1]
-    for row, slot in zip(rows, penalties._build_slots(rows), strict=True):
-        assert slot.tolist() == penalties._build_slot(row).tolist()
+    built = penalties._build(rows)
+    penalties.kernels = False
+    for slot, other in zip(built, penalties._build(rows), strict=True):
+        assert slot.tolist() == other.tolist()
 
 
 @pytest.mark.parametrize("named", [{}, {"own": "sampler"}, {"drafts": 2}])

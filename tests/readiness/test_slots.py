@@ -30,7 +30,16 @@ EACH = pytest.mark.parametrize(("kind", "params"), [(Penalties, PENALTY), (BadWo
 
 
 def slots_of(lockstep: LockstepRun, kind: type[Slots]) -> Any:
-    return kind._of(lockstep.ours.batch.readiness)
+    return live_slots(lockstep.ours.batch.readiness, kind)
+
+
+def live_slots(live: Any, kind: type[Slots]) -> Any:
+    return next(slots for slots in live.slots if type(slots) is kind)
+
+
+def complete(slots: Any) -> bool:
+    """Return whether every request that needs a slot has one."""
+    return all(slot is not None for slot in slots._slots.values())
 
 
 def held(slots: Any) -> dict[str, int]:
@@ -45,7 +54,7 @@ def test_nothing_waits(kind: type[Slots], params: dict[str, Any], drafts: int) -
         lockstep.add([n, 1], max_tokens=20, **params)
     lockstep.add([9], max_tokens=20)
     lockstep.run(8)
-    assert slots_of(lockstep, kind).complete
+    assert complete(slots_of(lockstep, kind))
     lockstep.finish()
     assert lockstep.ours.waits == 0
     assert lockstep.stock.waits > 5
@@ -67,7 +76,7 @@ def test_without_room_upstream_serves(
     fail_third_slot(monkeypatch, slots)
     first, second = (lockstep.add([n, 1], **params) for n in range(2))
     lockstep.run(2)
-    assert slots.complete
+    assert complete(slots)
     third = lockstep.add([5], **params)
     lockstep.step()
     assert not any(slot is not None for slot in slots._slots.values())
@@ -77,7 +86,7 @@ def test_without_room_upstream_serves(
     assert fallbacks == {(kind.name, gauges.NO_ROOM): 3}
     lockstep.abort(first)
     lockstep.run(2)
-    assert slots.complete
+    assert complete(slots)
     assert list(slots._slots) == [second, third]
     lockstep.finish()
 
@@ -101,7 +110,7 @@ def test_more_requests_than_slots_are_upstreams(
     assert fallbacks == {(kind.name, gauges.NO_SLOT): 4}
     assert held(slots_of(lockstep, kind))[gauges.SLOTS] == 2
     assert held(slots_of(lockstep, kind))[gauges.SLOT_BYTES] > 0
-    assert slots_of(lockstep, kind).complete
+    assert complete(slots_of(lockstep, kind))
     waited = lockstep.ours.waits
     lockstep.finish()
     assert lockstep.ours.waits == waited
@@ -156,7 +165,7 @@ def test_only_the_live_batchs_metadata_and_logits_are_recognised(
     batch.readiness.history.begin_step()
     batch.readiness.prepare(logits, None)
     metadata = batch.sampling_metadata
-    assert kind.take(metadata, logits)[0] is kind._of(batch.readiness)
+    assert kind.take(metadata, logits)[0] is live_slots(batch.readiness, kind)
     assert kind.take(change(metadata), logits)[0] is None
     assert kind.take(metadata, logits[:1])[0] is None
     assert kind.take(metadata, logits[:, :-1])[0] is None
@@ -199,11 +208,12 @@ def built(lockstep: LockstepRun, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     for slots in lockstep.ours.batch.readiness.slots:
 
-        def build(row: int, slots: Any = slots, whole: Any = slots._build_slot) -> Any:
-            names.append(f"{slots.name} {lockstep.ours.batch.req_ids[row]}")
-            return whole(row)
+        def build(rows: list[int], slots: Any = slots, whole: Any = slots._build) -> Any:
+            req_ids = lockstep.ours.batch.req_ids
+            names.extend(f"{slots.name} {req_ids[row]}" for row in rows)
+            return whole(rows)
 
-        monkeypatch.setattr(slots, "_build_slot", build)
+        monkeypatch.setattr(slots, "_build", build)
     return names
 
 
@@ -238,10 +248,10 @@ def test_slots_miss_the_samples_of_a_step_that_was_not_prepared(
     live = batch.readiness
     live.history.begin_step()
     live.prepare(torch.randn(1, VOCABULARY), None)
-    slots: Any = kind._of(live)
-    for complete in (True, False):
+    slots: Any = live_slots(live, kind)
+    for whole in (True, False):
         live.observe_sampled(torch.tensor([[3]]), torch.zeros(1, dtype=torch.bool))
-        assert slots.complete is complete
+        assert complete(slots) is whole
 
 
 def test_rejected_drafts_are_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,22 +268,22 @@ def test_rejected_drafts_are_no_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lockstep.ours.waits == 0
 
 
-@pytest.mark.parametrize("kernels", ["penalties", "bad_words"])
-def test_warm_up_launches_the_variants_of_serving(kernels: str) -> None:
+@pytest.mark.parametrize(("name", "kind"), [("penalties", "Penalties"), ("bad_words", "BadWords")])
+def test_warm_up_launches_the_variants_of_serving(name: str, kind: str) -> None:
     """Triton classifies the arguments for batches of every size as in the warm-up."""
-    name = f"vllm.v1.readiness.kernels.{kernels}"
+    path = f"vllm.v1.readiness.sample.{name}"
     batch = LockstepRun(max_num_seqs=16).ours.batch
-    slots = getattr(batch.readiness, kernels)
-    fields = ("repetition_penalties", "frequency_penalties", "presence_penalties")
-    with launches.recorded(name) as seen:
-        slots.kernels = importlib.import_module(name)
+    with launches.recorded(path, "vllm.v1.readiness.kernels.drafts") as seen:
+        slots = getattr(importlib.import_module(path), kind)(batch, batch.readiness.history)
+        slots.kernels = True
         slots.warm_up()
         warmed = set(seen)
         for count in (1, 2, 16):
-            slots._addresses = torch.zeros(count, dtype=torch.int64)
-            slots._metadata = SimpleNamespace(**dict.fromkeys(fields, torch.zeros(count)))
-            slots._apply(torch.zeros(count, batch.vocab_size), None, per_draft=False)
+            slots.addresses = torch.zeros(count, dtype=torch.int64)
+            slots.values = [torch.zeros(count)] * len(slots.fields)
+            slots.apply(torch.zeros(count, batch.vocab_size), after_drafts=False)
+            slots.serving = True
             sampled = torch.zeros((count, 1), dtype=torch.int32)
-            slots._update_slots(sampled, torch.zeros(count, dtype=torch.bool))
+            slots.observe_sampled(sampled, torch.zeros(count, dtype=torch.bool))
     assert len(warmed) > 2
     assert seen == warmed

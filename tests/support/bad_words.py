@@ -1,7 +1,6 @@
 """Input batches with the same requests and bad words, upstream's and overlaid."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from vllm.v1.readiness.sample.bad_words import BadWords
@@ -20,7 +19,8 @@ class Pair:
 
     Args:
         vocab: size of the vocabulary.
-        kernels: our kernels, interpreted on the CPU; None for torch's operations.
+        kernels: True for our kernels, which must be interpreted on the CPU; False for torch's
+            operations.
         device: where the logits and the batches are.
         width: the logits' width, if not the vocabulary's size.
 
@@ -29,7 +29,7 @@ class Pair:
     """
 
     def __init__(
-        self, vocab: int, kernels: Any = None, device: str = "cpu", width: int | None = None
+        self, vocab: int, kernels: bool = False, device: str = "cpu", width: int | None = None
     ) -> None:
         self.vocab = vocab
         self.device = device

@@ -133,12 +133,12 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def fail_third_slot(monkeypatch: pytest.MonkeyPatch, slots: Any) -> None:
     """Make the allocation of a feature's third slot run out of memory."""
-    build, numbers = slots._build_slot, itertools.count(1)
+    build, numbers = slots._build, itertools.count(1)
 
-    def build_two(row: int) -> torch.Tensor:
-        if next(numbers) == 3:
+    def build_two(rows: list[int]) -> list[torch.Tensor]:
+        if any(next(numbers) == 3 for _ in rows):
             raise torch.OutOfMemoryError
-        slot: torch.Tensor = build(row)
-        return slot
+        slots: list[torch.Tensor] = build(rows)
+        return slots
 
-    monkeypatch.setattr(slots, "_build_slot", build_two)
+    monkeypatch.setattr(slots, "_build", build_two)

@@ -7,12 +7,10 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import triton
-import triton.language
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -44,9 +42,8 @@ def recorded(*parts: str) -> Iterator[set[Variant]]:
         variants.add((fn.name, key))
         return True  # compiled elsewhere, as far as Triton knows
 
-    facade = SimpleNamespace(HAS_TRITON=True, tl=triton.language, triton=triton)
     with pytest.MonkeyPatch.context() as patch, modules.imported_anew(*parts):
-        patch.setitem(sys.modules, "vllm.triton_utils", facade)
+        patch.setitem(sys.modules, "vllm.triton_utils", modules.triton_facade())
         patch.setattr(triton.knobs.runtime, "jit_cache_hook", note)
         patch.setattr(driver, "_active", Device())
         for part in parts:

@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from triton.runtime.interpreter import InterpretedFunction
 
 from support.sites import OVERLAY, UPSTREAM
 
@@ -96,6 +97,34 @@ def interpreted(name: str) -> Iterator[Any]:
 
 
 @contextmanager
+def kernels_interpreted(name: str) -> Iterator[Any]:
+    """Have Triton's interpreter run the kernels of ``vllm.v1.readiness.sample.{name}``.
+
+    The module takes the kernels of a copy of itself, which is returned.
+    """
+    path = f"vllm.v1.readiness.sample.{name}"
+    module = importlib.import_module(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        with (
+            imported_anew(path, "vllm.v1.readiness.kernels"),
+            pytest.MonkeyPatch.context() as early,
+        ):
+            early.setitem(sys.modules, "vllm.triton_utils", triton_facade())
+            copied = importlib.import_module(path)
+        for name, value in vars(copied).items():
+            if isinstance(value, InterpretedFunction):
+                patch.setattr(module, name, value)
+        yield copied
+
+
+def triton_facade() -> Any:
+    """Stand in for vllm.triton_utils where Triton has a driver."""
+    triton, language = map(importlib.import_module, ("triton", "triton.language"))
+    return SimpleNamespace(HAS_TRITON=True, tl=language, triton=triton)
+
+
+@contextmanager
 def imported_anew(*parts: str) -> Iterator[None]:
     """Forget these modules and all below them, so that imports make new ones, until the end."""
 
@@ -135,10 +164,7 @@ def triton_interpreted(*parts: str) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch, imported_anew("triton", *parts):
         patch.setenv("TRITON_INTERPRET", "1")
-        triton = importlib.import_module("triton")
-        language = importlib.import_module("triton.language")
-        facade = SimpleNamespace(HAS_TRITON=True, tl=language, triton=triton)
-        patch.setitem(sys.modules, "vllm.triton_utils", facade)
+        patch.setitem(sys.modules, "vllm.triton_utils", triton_facade())
         yield
 
 

@@ -99,7 +99,6 @@ from vllm.v1.readiness.watch.startup import start
 if TYPE_CHECKING:
     import numpy as np
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
-    from vllm.v1.readiness.sample.slots import Slots
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
@@ -202,7 +201,7 @@ class LiveBatch:
         #: Samplers last checked for seams; None before the first check.
         self._samplers: list[object] | None = None
         self._samplers_plan_copies = False
-        self._slots_with_seams: list[Slots] = []
+        self._slots_with_seams: list[penalties.Penalties | bad_words.BadWords] = []
         # Rows and inputs
         self.row_state = RowState(batch) if registry.ROW_STATE in on else None
         self.accepted_counts = (

@@ -1,1 +1,4 @@
-"""Triton kernels. Import them only where Triton has a driver, or under its interpreter."""
+"""Triton kernels that are not in the file of one feature.
+
+Import a module that imports Triton itself only where it has a driver, or under its interpreter.
+"""

@@ -5,9 +5,13 @@ the host waits for the newest token. Here each request with bad words has a slot
 slot holds the words and a tail: the newest output tokens, as many as a word may match. Sampled
 tokens are appended to the tail, and tokens that would complete a word are masked.
 
+A word is a prefix and its last token. A slot is int32 and contains the number of words W; the
+length T of the tail, which is that of the longest prefix; the tail [T], newest token last, padded
+with -1 in front; the last tokens [W]; the lengths of the prefixes [W]; their offsets in the slot
+[W]; and the prefixes. Without the kernels, a slot is only the tail (``bad_words_torch``).
+
 The result equals that of ``apply_bad_words`` bit for bit: both write minus infinity and read no
-logit. Prompts are not matched, and words whose last token is beyond the logits are skipped. On
-platforms other than CUDA, a slot holds only a tail; see ``bad_words_torch``.
+logit. Prompts are not matched, and words whose last token is beyond the logits are skipped.
 """
 
 # mirrors: vllm.v1.sample.ops.bad_words:apply_bad_words
@@ -21,13 +25,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from vllm.platforms import current_platform
+from vllm.triton_utils import tl, triton
 from vllm.v1.readiness import registry
+from vllm.v1.readiness.kernels.drafts import draft_arguments, locate, row_stride
 from vllm.v1.readiness.sample.bad_words_torch import MAX_ID, NOTHING, Tails, Words
-from vllm.v1.readiness.sample.slots import Slots, row_stride
+from vllm.v1.readiness.sample.slots import Slots
 
 if TYPE_CHECKING:
-    from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.readiness.outputs.history import History
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
@@ -40,85 +44,58 @@ class BadWords(Slots):
     """Bad words of one batch."""
 
     name = registry.BAD_WORDS
+    fields = ("bad_words_token_ids",)
+    unused = ("bad_words_token_ids", {})
 
     def __init__(self, batch: "InputBatch", history: "History") -> None:
         super().__init__(batch, history)
-        if current_platform.is_cuda():
-            from vllm.v1.readiness.kernels import bad_words as kernels
-
-            self.kernels = kernels
+        #: Supported words by request id.
         self._words: dict[str, Words] = {}
-        #: Requests with words that slots do not support.
-        self._unsupported: set[str] = set()
         #: Number of kernel blocks for the longest list of words.
         self._blocks = 1
+        #: Tails of all rows, for PyTorch.
         self._tails: Tails | None = None
 
+    # A request joins the batch, and its words and tail are sent
+
     def add_request(self, request: "CachedRequestState") -> None:
-        """Mark the request to get a slot, if all of its words are supported."""
-        super().add_request(request)
-        if request.req_id in self._slots:
-            self._words[request.req_id] = Words.of(_words(request))
-        elif _words(request):
-            self._unsupported.add(request.req_id)
+        """Give a request a slot if it has bad words, all of them supported."""
+        params = request.sampling_params
+        words = [] if params is None else params.bad_words_token_ids or []
+        supported = all(word and min(word) >= 0 and max(word) <= MAX_ID for word in words)
+        self.join(request, bool(words) and supported)
+        if words and supported:
+            self._words[request.req_id] = Words.of(words)
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
         """Keep the request's slot, and drop its words."""
         super().remove_request(request, row)
         self._words.pop(request.req_id, None)
-        self._unsupported.discard(request.req_id)
 
-    def _wants(self, request: "CachedRequestState") -> bool:
-        words = _words(request)
-        return bool(words) and all(
-            word and min(word) >= 0 and max(word) <= MAX_ID for word in words
-        )
-
-    def _can_serve(self, metadata: "SamplingMetadata", width: int) -> bool:
-        # For wider logits, upstream drops some tokens beyond the vocabulary.
-        return self._used(metadata) and not self._unsupported and width <= self.vocab_size
-
-    def _describes_rows(self, metadata: "SamplingMetadata") -> bool:
-        return metadata.bad_words_token_ids is self.batch.bad_words_token_ids
-
-    @staticmethod
-    def _of(live: "LiveBatch") -> "BadWords | None":
-        return live.bad_words
-
-    @staticmethod
-    def _used(metadata: "SamplingMetadata") -> bool:
-        return bool(metadata.bad_words_token_ids)
-
-    @staticmethod
-    def _strip(metadata: "SamplingMetadata") -> None:
-        metadata.bad_words_token_ids = {}
-
-    def _apply(
-        self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
+    def prepare(
+        self, metadata: "SamplingMetadata", width: int, drafts: "SpecDecodeMetadata | None"
     ) -> None:
-        if self.kernels is None:
-            assert self._tails is not None
-            self._tails.mask(logits, drafts, per_draft)
+        """Build the missing slots, and begin a step."""
+        words = metadata.bad_words_token_ids
+        supported = (
+            words
+            and words is self.batch.bad_words_token_ids
+            and len(words) == len(self._words)  # those of all requests are supported
+            and width <= self.vocab_size  # upstream drops some tokens beyond the vocabulary
+        )
+        if not self.begin(metadata, width, drafts, self._build if supported else None):
             return
-        assert self._addresses is not None
-        ids, ends, mode, positions = self._kernel_drafts(drafts, per_draft)
-        strides = row_stride(logits), logits.stride(1)
-        arguments = (logits, *strides, self._addresses, ids, ends, self._width)
-        grid = (len(self._addresses), self._blocks, positions)
-        self.kernels.mask_kernel[grid](*arguments, MODE=mode, BLOCK=_BLOCK, num_warps=1)
-
-    def _update_slots(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        if self.kernels is None:
-            assert self._tails is not None
-            self._tails.append(sampled, discarded)
+        if self.kernels:
+            self._blocks = -(-max(map(len, words.values())) // _BLOCK)
             return
-        assert self._addresses is not None
-        arguments = (sampled, *sampled.stride(), sampled.shape[1], discarded, self._addresses)
-        self.kernels.append_kernel[(len(self._addresses),)](*arguments, BLOCK=_BLOCK, num_warps=1)
+        of_rows = [self._words.get(req_id) for req_id in self.batch.req_ids]
+        self._tails = tails = Tails(self.send, of_rows, self.rows(), width)
+        for req_id, view in zip(self.batch.req_ids, tails.views, strict=True):
+            if view is not None:
+                self._slots[req_id] = view
 
-    def _forget_rows(self) -> None:
-        super()._forget_rows()
-        self._tails = None
+    def _build(self, rows: list[int]) -> list[torch.Tensor]:
+        return [self._build_slot(row) for row in rows]
 
     def _build_slot(self, row: int) -> torch.Tensor:
         words = self._words[self.batch.req_ids[row]]
@@ -129,32 +106,144 @@ class BadWords(Slots):
         if longest and output:
             newest = output[-longest:]
             tail[longest - len(newest) :] = newest
-        if self.kernels is None:
-            return self._staged(tail, torch.int32)
+        if not self.kernels:
+            return self.send(tail, torch.int32)
         header = np.array([len(words.lasts), longest], np.int32)
         begin = len(header) + longest + 3 * len(words.lasts)
         starts = begin + words.lengths.cumsum(dtype=np.int32) - words.lengths
         parts = (header, tail, words.lasts, words.lengths, starts, words.prefixes)
-        return self._staged(np.concatenate(parts), torch.int32)
+        return self.send(np.concatenate(parts), torch.int32)
 
-    def _look_up(self, metadata: "SamplingMetadata") -> None:
-        """Look up the slot of each row, and rebuild the concatenated tails."""
-        super()._look_up(metadata)
-        words = [self._words.get(req_id) for req_id in self.batch.req_ids]
-        if self.kernels is not None:
-            most = max(len(of_row.lasts) for of_row in words if of_row is not None)
-            self._blocks = -(-most // _BLOCK)
+    # The samplers mask tokens, and the sampled tokens are appended to the tails
+
+    def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
+        """Mask tokens in place in [requests, vocab]; ``after_drafts`` for bonus logits."""
+        self._apply(logits, self.drafts if after_drafts else None, per_draft=False)
+
+    def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
+        """Mask tokens in place in target logits [drafts of all requests, vocab]."""
+        self._apply(logits, drafts, per_draft=True)
+
+    def _apply(
+        self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
+    ) -> None:
+        if not self.kernels:
+            assert self._tails is not None
+            self._tails.mask(logits, drafts, per_draft)
             return
-        self._tails = tails = Tails(self._staged, words, self._rows, self._width)
-        for req_id, view in zip(self.batch.req_ids, tails.views, strict=True):
-            if view is not None:
-                self._slots[req_id] = view
+        assert self.addresses is not None
+        ids, ends, mode, positions = draft_arguments(drafts, per_draft, self.addresses)
+        strides = row_stride(logits), logits.stride(1)
+        arguments = (logits, *strides, self.addresses, ids, ends, self.width)
+        grid = (len(self.addresses), self._blocks, positions)
+        mask_kernel[grid](*arguments, MODE=mode, BLOCK=_BLOCK, num_warps=1)
 
+    def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Append the sampled tokens to the tails."""
+        if not self.end():
+            return
+        if not self.kernels:
+            assert self._tails is not None
+            self._tails.append(sampled, discarded)
+            return
+        assert self.addresses is not None
+        arguments = (sampled, *sampled.stride(), sampled.shape[1], discarded, self.addresses)
+        append_kernel[(len(self.addresses),)](*arguments, BLOCK=_BLOCK, num_warps=1)
 
-def _words(request: "CachedRequestState") -> list[list[int]]:
-    params = request.sampling_params
-    return [] if params is None else params.bad_words_token_ids or []
+    def _forget_step(self) -> None:
+        super()._forget_step()
+        self._tails = None
 
 
 #: Entry point of the samplers.
 take = BadWords.take
+
+
+@triton.jit
+def mask_kernel(
+    logits,  # floating [rows, width], changed in place
+    row_stride,
+    column_stride,
+    slots,  # int64 [requests]: addresses
+    drafts,  # [drafts of all requests], any integer dtype
+    drafts_end,  # int32 [requests]: see drafts.locate
+    width,
+    MODE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Mask tokens in one row that would complete one of a block of a request's bad words.
+
+    Launch with grid [requests, blocks of words, positions per request].
+    """
+    request = tl.program_id(0)
+    address = tl.load(slots + request)
+    if address == 0:
+        return
+    row, exists, first, preceding = locate(drafts_end, MODE)
+    if not exists:
+        return
+
+    slot = address.to(tl.pointer_type(tl.int32))
+    words = tl.load(slot)
+    longest = tl.load(slot + 1)
+    tail_end = slot + 2 + longest
+    word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = word < words
+    last = tl.load(tail_end + word, mask=inside, other=0)
+    length = tl.load(tail_end + words + word, mask=inside, other=0)
+    end = slot + tl.load(tail_end + 2 * words + word, mask=inside, other=0) + length
+
+    matches = inside & (last < width)
+    for back in range(longest):
+        # A negative index is in the tail, others are in the drafts.
+        index = preceding - 1 - back
+        token = tl.load(tail_end + index, mask=index < 0, other=0)
+        if MODE != "plain":
+            draft = tl.load(drafts + first + index, mask=index >= 0, other=0)
+            token = tl.where(index < 0, token, draft.to(tl.int32))
+        compared = back < length
+        wanted = tl.load(end - 1 - back, mask=inside & compared, other=0)
+        matches = matches & ((wanted == token) | (back >= length))
+    target = logits + row * row_stride + last.to(tl.int64) * column_stride
+    tl.store(target, float("-inf"), mask=matches)
+
+
+@triton.jit(do_not_specialize=["row_stride", "column_stride", "width"])
+def append_kernel(
+    sampled,  # int32 or int64 [requests, width]
+    row_stride,
+    column_stride,
+    width,
+    discarded,  # bool [requests]
+    slots,  # int64 [requests]: addresses
+    BLOCK: tl.constexpr,
+):
+    """Append one request's sampled tokens, up to a negative id, to its tail; grid [requests]."""
+    request = tl.program_id(0)
+    address = tl.load(slots + request)
+    if address == 0:
+        return
+    if tl.load(discarded + request) != 0:
+        return
+    row = sampled + request.to(tl.int64) * row_stride
+    count = 0
+    valid = 1
+    for column in range(width):
+        valid = valid * (tl.load(row + column * column_stride) >= 0).to(tl.int32)
+        count += valid
+
+    slot = address.to(tl.pointer_type(tl.int32))
+    longest = tl.load(slot + 1)
+    tail = slot + 2
+    for start in range(0, longest, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        inside = index < longest
+        source = index + count
+        shifted = tl.load(tail + source, mask=source < longest, other=0)
+        new = tl.load(
+            row + (source - longest) * column_stride, mask=inside & (source >= longest), other=0
+        )
+        # All threads must read before any writes; later blocks read only higher indices.
+        tl.debug_barrier()
+        tokens = tl.where(source < longest, shifted, new.to(tl.int32))
+        tl.store(tail + index, tokens, mask=inside)

@@ -1,4 +1,4 @@
-"""Bad words by PyTorch operations, for platforms without the Triton kernels.
+"""Bad words by PyTorch's operations, for devices without the Triton kernels (CPU, ROCm, XPU).
 
 The words of all rows are compared with the tails at once. The number of ops per step is independent
 of the number of rows and words, and no op syncs with the device. The indices that the ops need are

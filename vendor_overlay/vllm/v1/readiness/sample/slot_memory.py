@@ -9,13 +9,23 @@ the peak activation memory that PyTorch's allocator does not hold at that time.
 # mirrors: nothing
 
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 from weakref import ref
 
 import torch
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.v1.readiness.engine import switch
+
+if TYPE_CHECKING:
+    from vllm.config import CacheConfig
+
+logger = init_logger(__name__)
 
 #: Bytes per slab. PyTorch rounds allocations above 10 MiB up to a multiple of 2 MiB.
 _SLAB = 16 << 20
+#: Bytes that vLLM may use beyond gpu_memory_utilization: contexts, graphs, fragmentation.
+_MARGIN = 1 << 30
 
 
 class SlotMemory:
@@ -45,26 +55,29 @@ class SlotMemory:
         """Number of slots that have memory, in use or free."""
         return len(self._free) + len(self._taken)
 
-    def begin_profile(self, utilization: float | None, margin: int) -> int:
-        """Allocate all slots now if there may be no room later; return the bytes allocated.
+    def begin_profile(self, cache: "CacheConfig") -> None:
+        """Allocate all slots now if there may be no room later. Raises torch.OutOfMemoryError.
 
-        ``utilization`` is gpu_memory_utilization; None (no allocation) if the user has set the size
-        of the KV cache. ``margin`` is the number of bytes that vLLM may use beyond it. Raises
-        torch.OutOfMemoryError.
+        Allocates nothing if the user has set the size of the KV cache.
         """
         if not self._on_device or self.reserved:
-            return 0
+            return
         self._before = torch.cuda.memory_allocated(self._device)
-        if utilization is None:
-            return 0
+        if cache.kv_cache_memory_bytes:
+            return
         free, total = torch.cuda.mem_get_info(self._device)
-        left = free + torch.cuda.memory_reserved(self._device) - int(utilization * total)
+        usable = int(cache.gpu_memory_utilization * total)
+        left = free + torch.cuda.memory_reserved(self._device) - usable
         needed = self.nbytes * self._capacity
-        if left >= needed + margin:
-            return 0
+        if left >= needed + _MARGIN:
+            return
         self._allocate(self._capacity)
         self.reserved = True
-        return needed
+        logger.info_once(
+            "Readiness overlay: the KV cache is %.0f MiB smaller, to leave room for the "
+            "penalties of %d requests. Set %s=N to reserve memory for N requests.",
+            *(needed / (1 << 20), self._capacity, switch.SLOTS),
+        )
 
     def end_profile(self) -> None:
         """Measure the peak activation memory; later calls are no-ops."""
