@@ -20,6 +20,7 @@ the engine is aborted. With several engines, all turns go to the engine of the f
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vllm.outputs import STREAM_FINISHED, RequestOutput
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _ENDS = frozenset({FinishReason.ABORT, FinishReason.ERROR})
 
 
+@dataclass(slots=True)
 class Turns:
     """Turns of a session: the attribute ``readiness`` of its collector.
 
@@ -48,11 +50,8 @@ class Turns:
         ended: whether the session has been ended.
     """
 
-    __slots__ = ("ended", "later")
-
-    def __init__(self) -> None:
-        self.later: deque[RequestOutput] = deque()
-        self.ended = False
+    later: deque[RequestOutput] = field(default_factory=deque)
+    ended: bool = False
 
 
 def _is_on() -> bool:
