@@ -36,7 +36,7 @@ def stand_in(value: Any) -> Any:
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    with modules.interpreted("seeds") as module:
+    with modules.kernels_interpreted("seeds") as module:
         monkeypatch.setattr(module, "lg2", stand_in)
         yield module
 

@@ -131,7 +131,7 @@ class Draws:
         self.most_threads = most_threads
 
     def exponential(self, noise: torch.Tensor, sent: list[torch.Tensor], behind: int) -> int:
-        """See kernels.seeds.Draws."""
+        """See sample.seeds.Draws."""
         size = noise.shape[1]
         for row, seed, counter in zip(*(array.tolist() for array in sent[:3]), strict=True):
             offset = 4 * (counter + behind)
@@ -141,7 +141,7 @@ class Draws:
         return draws
 
     def uniform(self, values: torch.Tensor, sent: list[torch.Tensor], behind: int) -> int:
-        """See kernels.seeds.Draws."""
+        """See sample.seeds.Draws."""
         for _, seed, counter, first, count in zip(*(a.tolist() for a in sent), strict=True):
             drawn = uniform(seed % 2**64, 4 * (counter + behind), count)
             values[first : first + count] = torch.from_numpy(drawn)
