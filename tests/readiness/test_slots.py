@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support import launches, modules
-from support.batches import Spec, empty, fill
+from support.batches import Spec, empty, fill, state
 from support.lockstep import VOCABULARY, LockstepRun, fail_third_slot
 from vllm.v1.readiness.engine import gauges
 from vllm.v1.readiness.sample.bad_words import BadWords
@@ -237,6 +237,67 @@ def test_in_a_pipeline_each_slot_is_built_once(monkeypatch: pytest.MonkeyPatch) 
         *(f"bad-words r{n}" for n in (0, 2)),
         *(f"penalties r{n}" for n in range(4)),
     ]
+
+
+def left_by(kind: type[Slots], params: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Return a batch, its slots and the request that has left it, which has kept its slot."""
+    batch = empty(modules.overlaid, VOCABULARY)
+    fill(batch, [Spec([1], [2], {})])
+    request = state(Spec([1, 2], [3], params), "left")
+    batch.add_request(request)
+    batch.refresh_metadata()
+    slots = live_slots(batch.readiness, kind)
+    prepare(batch)
+    discarded = torch.ones(16, dtype=torch.bool)
+    batch.readiness.observe_sampled(torch.zeros(2, 1, dtype=torch.int32), discarded)
+    batch.remove_request("left")
+    batch.condense()
+    assert list(slots._kept) == ["left"]
+    assert not slots._slots
+    return batch, slots, request
+
+
+def prepare(batch: Any) -> None:
+    batch.readiness.history.begin_step()
+    batch.readiness.prepare(torch.randn(batch.num_reqs, VOCABULARY), None)
+
+
+@EACH
+@pytest.mark.parametrize("change", ["nothing", "a token", "parameters"])
+def test_a_request_finds_its_slot_if_it_returns_unchanged(
+    kind: type[Slots], params: dict[str, Any], change: str
+) -> None:
+    batch, slots, request = left_by(kind, params)
+    kept = slots._kept["left"].slot
+    if change == "a token":
+        request.output_token_ids.append(5)
+    if change == "parameters":
+        request.sampling_params = copy.copy(request.sampling_params)
+    batch.add_request(request)
+    assert slots._slots["left"] is (kept if change == "nothing" else None)
+    assert not slots._kept
+
+
+@EACH
+def test_kept_slots_make_room_for_others(
+    kind: type[Slots], params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, slots, request = left_by(kind, params)
+    kept, build = slots._kept["left"], slots._build
+
+    def build_in_free_memory(rows: list[int]) -> Any:
+        if kept.slot is not None:
+            raise torch.OutOfMemoryError
+        return build(rows)
+
+    monkeypatch.setattr(slots, "_build", build_in_free_memory)
+    batch.add_request(state(Spec([1], [2], params), "other"))
+    batch.refresh_metadata()
+    prepare(batch)
+    assert slots.serving
+    assert slots._slots["other"] is not None
+    batch.add_request(request)
+    assert slots._slots["left"] is None
 
 
 @EACH
