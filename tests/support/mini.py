@@ -4,6 +4,7 @@ Small enough for thousands of runs. Tests that use :mod:`support.sites` cover th
 """
 
 import difflib
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +33,8 @@ RELEASE = "0.22.0"
 INFO = f"vllm-{RELEASE}.dist-info"
 METADATA = f"Metadata-Version: 2.4\nName: vllm\nVersion: {RELEASE}\n\ntext\n"
 ALL_ONE: Mapping[str, str] = MappingProxyType({})
+NOTHING: Mapping[str, bytes] = MappingProxyType({})
+SEEDS = MappingProxyType({"vllm/one.py": "all", "vllm/v1/two.py": "seeds"})
 HEADER = "".join(f"{name}: text\n" for name in FIELDS)
 
 
@@ -93,11 +96,16 @@ def overlay(
     return Overlay.load(root)
 
 
-def worded(root: Path) -> Overlay:
-    """An overlay of which ``vllm/v1/two.py`` alone serves the feature ``seeds``."""
+def worded(
+    root: Path,
+    pristine: Mapping[str, bytes] = PRISTINE,
+    overlaid: Mapping[str, bytes] = OVERLAID,
+    serves: Mapping[str, str] = SEEDS,
+) -> Overlay:
+    """An overlay with the registry; by default ``vllm/v1/two.py`` alone serves a feature."""
     words = Path(__file__).parents[2] / "vendor_overlay" / "vllm/v1/readiness/registry.py"
     ours = {**OURS, "vllm/v1/readiness/registry.py": words.read_bytes()}
-    return overlay(root, ours=ours, serves={"vllm/one.py": "all", "vllm/v1/two.py": "seeds"})
+    return overlay(root, pristine, overlaid, ours, serves=serves)
 
 
 def extra(folder: Path, path: str = "vllm/one.py", data: bytes = OVERLAID["vllm/one.py"]) -> Path:
@@ -115,13 +123,22 @@ def extra(folder: Path, path: str = "vllm/one.py", data: bytes = OVERLAID["vllm/
     return folder
 
 
-def install(site: Path, pristine: Mapping[str, bytes] = PRISTINE) -> Path:
-    """Write the synthetic vLLM into ``site``, with the RECORD an installer writes."""
+def install(
+    site: Path, pristine: Mapping[str, bytes] = PRISTINE, more: Mapping[str, bytes] = NOTHING
+) -> Path:
+    """Write the synthetic vLLM into ``site``, with the RECORD an installer writes.
+
+    Args:
+        site: the directory.
+        pristine: the files that the overlay changes.
+        more: more files.
+    """
     files = {
         "vllm/__init__.py": b"",
         "vllm/v1/__init__.py": b"",
         **pristine,
         f"{INFO}/METADATA": METADATA.encode(),
+        **more,
     }
     rows = ""
     for path, data in files.items():
@@ -130,6 +147,17 @@ def install(site: Path, pristine: Mapping[str, bytes] = PRISTINE) -> Path:
         rows += row(path, data)
     (site / INFO / "RECORD").write_text(rows + f"{INFO}/RECORD,,\n")
     return site
+
+
+def wheel(folder: Path) -> Path:
+    """Make the wheel of the synthetic vLLM, with a command, in ``folder``. Returns: its file."""
+    more = {
+        f"{INFO}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{INFO}/entry_points.txt": b"[console_scripts]\nvllm = vllm.v1.two:f\n",
+    }
+    site = install(folder / "unpacked", more=more)
+    archive = shutil.make_archive(str(folder / "wheel"), "zip", site)
+    return Path(archive).rename(folder / f"vllm-{RELEASE}-py3-none-any.whl")
 
 
 def lay(overlay: Overlay, site: Path) -> None:

@@ -146,6 +146,18 @@ def snapshot(root: Path, bytecode: bool = False) -> Snapshot:
     return entries
 
 
+def tool() -> Path:
+    """The program by its directory, in the checkout of the overlay that the command line lays.
+
+    A synthetic overlay gets a copy of the program and of the Makefile.
+    """
+    folder = cli.ROOT / "scripts" / "overlay"
+    if not folder.exists():
+        shutil.copytree(REPO / "scripts" / "overlay", folder)
+        shutil.copy(REPO / "Makefile", cli.ROOT)
+    return folder
+
+
 def run(
     *arguments: object, python: str = sys.executable, code: int | None = None, **options: Any
 ) -> "subprocess.CompletedProcess[str]":
@@ -155,7 +167,7 @@ def run(
     in this process, which takes half of the time.
     """
     if options or python != sys.executable:
-        done = _run([python, REPO / "scripts" / "overlay", *arguments], **options)
+        done = _run([python, tool(), *arguments], **options)
     else:
         done = _here([str(argument) for argument in arguments])
     assert code is None or done.returncode == code, f"{arguments}: {done.stdout}{done.stderr}"

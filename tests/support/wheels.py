@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from overlay.source import Overlay
 from series.wheel import wheel as build
 
 from support.sites import OVERLAY, REPO
@@ -30,8 +31,8 @@ def wheel(requirement: str) -> Path:
     return file
 
 
-def ours(folder: Path) -> Path:
-    """Build the wheel of this checkout in a directory. Returns: its file."""
-    name, data = build(OVERLAY, OVERLAY.pin.overlay, 1_700_000_000)
+def ours(folder: Path, overlay: Overlay = OVERLAY) -> Path:
+    """Build the wheel of an overlay, by default this checkout's, in a directory. Returns: it."""
+    name, data = build(overlay, overlay.pin.overlay, 1_700_000_000)
     (folder / name).write_bytes(data)
     return folder / name
