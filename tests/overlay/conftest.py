@@ -10,9 +10,15 @@ from support import mini, sites
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Path:
-    """The real installation, cut down."""
+def real(tmp_path: Path) -> Path:
+    """The real installation, cut down. Each command takes seconds: for tests of real patches."""
     return sites.small(tmp_path / "site")
+
+
+@pytest.fixture
+def site(tmp_path: Path, worded: Overlay) -> Path:
+    """The synthetic installation, for which the command line lays an overlay with a feature."""
+    return mini.install(tmp_path / "site")
 
 
 @pytest.fixture

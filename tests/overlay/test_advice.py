@@ -86,9 +86,10 @@ def test_the_advice_does_what_it_says(
             assert snapshot(again) == states.get(name, snapshot(again)), text
 
 
+#: From the directory of the checkout.
 STARTS = {
     "make": "make --no-print-directory --silent verify SITE={site}",
-    "python3": TOOL + " verify --site={site}",
+    "python3": "python3 scripts/overlay verify --site={site}",
     "module": "PYTHONPATH=scripts python3 -m overlay verify --site={site}",
 }
 
@@ -104,7 +105,7 @@ def test_the_advice_runs_however_it_was_started(site: Path, tmp_path: Path, star
         )
 
     line = STARTS[start].format(site=site)
-    (advice,) = re.findall(r"next: run `([^`]+)`", shell(line, REPO).stderr)
+    (advice,) = re.findall(r"next: run `([^`]+)`", shell(line, sites.tool().parents[1]).stderr)
     done = shell(advice, tmp_path)
     assert done.returncode == 0, done.stderr
     assert run("verify", "--site", site).returncode == Exit.DONE

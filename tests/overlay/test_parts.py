@@ -7,12 +7,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from overlay import words
+from overlay import cli, merge, words
 from overlay.errors import Exit
 from overlay.install import exclusive, lay_over
 from overlay.installation import locate
@@ -21,20 +22,43 @@ from overlay.patches import FilePatch, Hunk, Series
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
 from overlay.state import inspect
-from support.sites import OVERLAY, UPSTREAM, run, small, snapshot, status
+from support import mini
+from support.sites import OVERLAY, UPSTREAM, run, snapshot, status
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import identity, switch
 
-THEIRS = "vllm/v1/engine/output_processor.py"
-#: The words that change it.
-THEIR_WORDS = {
+#: A file that real patches change, and the words that do.
+PROCESSOR = "vllm/v1/engine/output_processor.py"
+PROCESSOR_WORDS = {
     *("aborted-parents", "cached-prompt-logprobs", "logprobs"),
     *("process-outputs", "request-times", "sessions", "stop-strings"),
 }
-#: Options that leave out `logprobs` and `cached-prompt-logprobs`, and `grammars`.
-LEAVE, GRAMMARS = f"--leave={THEIRS}", "--leave=vllm/v1/structured_output/__init__.py"
-FRAME = "vllm/envs.py"
+
+#: Files of the synthetic overlay: every word needs the first.
+FRAME, THEIRS, THREE = "vllm/one.py", "vllm/v1/two.py", "vllm/v1/sub/three.py"
+SERVES = {FRAME: "all", THEIRS: "logprobs, stop-strings", THREE: "history, penalties"}
+MARK = b"# Changed by vllm-readiness-overlay.\n"
+PRISTINE = {**mini.PRISTINE, THREE: b"X = 1\n"}
+OVERLAID = {path: MARK + data for path, data in {**mini.OVERLAID, THREE: b"X = 2\n"}.items()}
+#: What is left out with each, with what needs it.
+THEIR_WORDS = {"logprobs", "stop-strings"}
+THREE_WORDS = {"bad-words", "history", "penalties", "thinking-budget"}
+LEAVE, LEAVE_THREE = f"--leave={THEIRS}", f"--leave={THREE}"
 PROVENANCE = f"{PACKAGE}/provenance"
+
+
+@pytest.fixture
+def parted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Overlay:
+    """A synthetic overlay with two files that can be left, which the command line lays."""
+    overlay = mini.worded(tmp_path / "parted", PRISTINE, OVERLAID, SERVES)
+    monkeypatch.setattr(cli, "ROOT", overlay.root)
+    return overlay
+
+
+@pytest.fixture
+def site(tmp_path: Path, parted: Overlay) -> Path:
+    """The synthetic installation with the third file."""
+    return mini.install(tmp_path / "site", PRISTINE)
 
 
 def upstream(paths: Iterable[str]) -> dict[str, bytes]:
@@ -45,28 +69,40 @@ def part(without: Collection[str]) -> Overlay:
     return derive(OVERLAY, words.closed(OVERLAY, without), [], upstream)
 
 
-def files_of(overlay: Overlay) -> dict[str, bytes]:
-    before = upstream(overlay.targets)
-    return {path: overlay.overlaid_bytes(path, data) for path, data in before.items()}
+@cache
+def merged(path: str, kept: frozenset[str]) -> bytes:
+    """A file with these patches alone."""
+    data = (UPSTREAM / path).read_bytes()
+    return merge.part(OVERLAY.series, kept, [path], lambda _: data).apply(path, data)
+
+
+def files_without(without: Collection[str]) -> dict[str, bytes]:
+    """The files of a part, each merged once however many words have no patch in it."""
+    gone = registry.ALL - registry.without(without, registry.ALL)
+    stay = [patch for patch in OVERLAY.series.patches if words.stays(patch, gone)]
+    files = {}
+    for path in OVERLAY.targets:
+        kept = {p.name: words.is_mark(f) for p in stay for f in p.files if f.path == path}
+        if not all(kept.values()):
+            files[path] = merged(path, frozenset(kept))
+    return files
 
 
 @settings(max_examples=8)
 @given(st.sets(st.sampled_from(sorted(registry.ALL)), min_size=1))
 def test_any_words_give_an_overlay_that_can_be_taken_off(without: set[str]) -> None:
     overlay = part(without)
-    after = files_of(overlay)
+    before = upstream(overlay.targets)
+    after = {path: overlay.overlaid_bytes(path, data) for path, data in before.items()}
+    assert after == files_without(without)
     for path, data in after.items():
         ast.parse(data)
-        assert overlay.pristine_bytes(path, data) == (UPSTREAM / path).read_bytes()
+        assert overlay.pristine_bytes(path, data) == before[path]
     laid = {patch.name: patch for patch in overlay.series.patches}
     for patch in OVERLAY.series.patches:
         served = words.served(patch)
         gone = served is not None and served <= words.closed(OVERLAY, without)
         assert (patch.name in laid) is not gone
-    for path in OVERLAY.targets:
-        needed = [p.name for p in OVERLAY.series.patches if p.name in laid for f in p.files
-                  if f.path == path and not words.is_mark(f)]  # fmt: skip
-        assert (path in after) is bool(needed)
     assert overlay.pin.without == tuple(sorted(words.closed(OVERLAY, without)))
 
 
@@ -88,8 +124,8 @@ def test_no_patch_uses_a_name_of_one_that_does_not_serve_the_same(tmp_path: Path
     """Each word alone, and all but each; a header that forgets a word leaves a name undefined."""
     cases = {"stock": upstream(OVERLAY.targets)}
     for name in sorted(registry.ALL):
-        cases[f"-{name}"] = files_of(part([name]))
-        cases[name] = files_of(part(registry.ALL - registry.with_needs([name])))
+        cases[f"-{name}"] = files_without([name])
+        cases[name] = files_without(registry.ALL - registry.with_needs([name]))
     seen = set()
     for case, files in cases.items():
         for path, data in files.items():
@@ -124,20 +160,11 @@ def test_a_mark_is_nothing_but_comments(old: list[bytes], new: list[bytes], mark
     assert words.is_mark(file) is mark
 
 
-@pytest.mark.parametrize(
-    ("options", "left_out"),
-    [
-        (["--leave", THEIRS], THEIR_WORDS),
-        (
-            ["--leave", THEIRS, "--leave=vllm/v1/core/sched/utils.py"],
-            THEIR_WORDS | {"closed-grammars"},
-        ),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_a_file_is_left_with_every_word_that_changes_it(
-    site: Path, options: list[str], left_out: set[str]
-) -> None:
+def test_a_file_is_left_with_every_word_that_changes_it(real: Path) -> None:
+    """Of the real patches, which the runtime takes for switched off."""
+    site, left_out = real, PROCESSOR_WORDS | {"closed-grammars"}
+    assert words.words_of(OVERLAY, PROCESSOR) == frozenset(PROCESSOR_WORDS)
+    options = ["--leave", PROCESSOR, "--leave=vllm/v1/core/sched/utils.py"]
     assert run("apply", "--site", site, *options).returncode == Exit.DONE
     report = status(site)
     assert (report["state"], set(report["left_out"])) == ("overlaid", set(left_out))
@@ -197,7 +224,7 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
     assert "has nothing to do" in run("doctor", "--site", site, *option).stdout
     overlaid = snapshot(site)
     # The edit goes first, or the overlay.
-    (site / THEIRS).write_bytes((UPSTREAM / THEIRS).read_bytes())
+    (site / THEIRS).write_bytes(PRISTINE[THEIRS])
     assert run("verify", "--site", site).returncode == Exit.DONE
     assert run("revert", "--site", site).returncode == Exit.DONE
     assert snapshot(site) == stock
@@ -210,7 +237,7 @@ def test_a_file_of_somebody_else_s_is_left_alone(site: Path) -> None:
 
 
 def test_several_files_of_somebody_else_s_are_left_by_one_command(site: Path) -> None:
-    paths = [THEIRS, "vllm/v1/sample/metadata.py", "vllm/v1/structured_output/__init__.py"]
+    paths = [THEIRS, THREE]
     for path in paths:
         (site / path).write_text("# mine\n")
     (advice,) = re.findall(
@@ -241,9 +268,9 @@ def test_a_file_that_is_to_hold_lines_of_ours_is_not_left(site: Path, whose: str
 
 
 def test_parts_and_the_whole_replace_one_another(site: Path, tmp_path: Path) -> None:
-    choices = [[LEAVE], [], ["--leave=vllm/v1/core/sched/utils.py", LEAVE]]
+    choices = [[LEAVE], [], [LEAVE_THREE, LEAVE]]
     for number, options in enumerate(choices):
-        fresh = small(tmp_path / str(number))
+        fresh = mini.install(tmp_path / str(number), PRISTINE)
         run("apply", "--site", fresh, *options)
         done = run("apply", "--site", site, *options, code=Exit.DONE)
         assert ("note: replaces overlay" in done.stdout) is bool(number)
@@ -254,22 +281,25 @@ def test_parts_and_the_whole_replace_one_another(site: Path, tmp_path: Path) -> 
     assert "without" not in run("status", "--site", site).stdout
 
 
-def test_another_part_than_the_one_that_is_asked_for_is_reported(site: Path) -> None:
+def test_another_part_than_the_one_that_is_asked_for_is_reported(
+    site: Path, parted: Overlay
+) -> None:
     run("apply", "--site", site, LEAVE)
     assert run("verify", "--site", site, LEAVE).returncode == Exit.DONE
-    other = run("verify", "--site", site, GRAMMARS, code=Exit.FOREIGN)
+    other = run("verify", "--site", site, LEAVE_THREE, code=Exit.FOREIGN)
     assert "is overlaid by overlay" in other.stderr
-    without = f"{OVERLAY.pin.overlay} without {', '.join(sorted(THEIR_WORDS))}"
+    without = f"{parted.pin.overlay} without {', '.join(sorted(THEIR_WORDS))}"
     assert f"{without}; this is" in other.stderr
-    shown = run("doctor", "--site", site, GRAMMARS).stdout
-    assert f"overlay {OVERLAY.pin.overlay} without closed-grammars, grammars would change " in shown
+    shown = run("doctor", "--site", site, LEAVE_THREE).stdout
+    without = f"{parted.pin.overlay} without {', '.join(sorted(THREE_WORDS))}"
+    assert f"overlay {without} would change " in shown
 
 
 def test_what_a_run_left_beside_a_file_that_is_left_out_is_removed(site: Path) -> None:
-    left = site / "vllm/v1/structured_output/.readiness-overlay-__init__.py"
+    left = site / "vllm/v1/sub/.readiness-overlay-three.py"
     left.write_text("")
     assert run("verify", "--site", site).returncode == Exit.PARTIAL
-    assert run("apply", "--site", site, GRAMMARS).returncode == Exit.DONE
+    assert run("apply", "--site", site, LEAVE_THREE).returncode == Exit.DONE
     assert not left.exists()
     left.write_text("")
     partial = run("verify", "--site", site, code=Exit.PARTIAL)
@@ -290,33 +320,35 @@ def in_the_pin(old: str, new: str) -> Callable[[Path], None]:
 
 def another_checksum(site: Path) -> None:
     """A file of ours with other contents, and a record that agrees with them."""
-    pin, path = site / PROVENANCE / "VERSION_PIN", f"{PACKAGE}/live.py"
+    pin, path = site / PROVENANCE / "VERSION_PIN", f"{PACKAGE}/a.py"
     (site / path).write_bytes(b"import evil\n")
-    pin.write_text(pin.read_text().replace(OVERLAY.pin.result[path], sha256(b"import evil\n")))
+    pin.write_text(pin.read_text().replace(sha256(mini.OURS[path]), sha256(b"import evil\n")))
 
 
 def another_patch(site: Path) -> None:
     """A patch of ours with another result, a record of it, and that result."""
     pin = site / PROVENANCE / "VERSION_PIN"
     text = pin.read_text()
-    file = next((site / PROVENANCE / "patches").glob("0030-*"))
-    old, target = file.read_bytes(), site / "vllm/v1/core/sched/utils.py"
+    file = site / PROVENANCE / "patches" / "0003-three.py.patch"
+    old, target = file.read_bytes(), site / THREE
     before = target.read_bytes()
-    new = old.replace(b"readiness", b"unreadyss")
+    new = old.replace(b"+X = 2\n", b"+X = 3\n")
     assert new != old
     file.write_bytes(new)
-    series = Series.load(site / PROVENANCE / "patches")
-    after = series.apply(
-        "vllm/v1/core/sched/utils.py", (UPSTREAM / target.relative_to(site)).read_bytes()
-    )
+    after = Series.load(site / PROVENANCE / "patches").apply(THREE, PRISTINE[THREE])
     target.write_bytes(after)
     for a, b in ((old, new), (before, after)):
         text = text.replace(sha256(a), sha256(b))
     pin.write_text(text)
 
 
+def record(left_out: Collection[str]) -> str:
+    """The line of the record with what is left out."""
+    return f"without = {','.join(sorted(left_out))}\n"
+
+
 TAMPERS = {
-    "another word": in_the_pin(",stop-strings\n", ",seeds,stop-strings\n"),
+    "other words": in_the_pin(*map(record, (THEIR_WORDS, THEIR_WORDS | THREE_WORDS))),
     "no word of ours": in_the_pin(",stop-strings\n", ",stop-strings,nonsense\n"),
     "a word without its dependents": in_the_pin("without = ", "without = history,"),
     "another checksum": another_checksum,
@@ -332,9 +364,9 @@ def test_a_record_of_a_part_is_not_believed(site: Path, tamper: Callable[[Path],
     assert run("exec", "--site", site, "--", "true").returncode == Exit.FOREIGN
 
 
-def test_a_part_that_keeps_what_needs_the_rest_is_not_believed(site: Path) -> None:
+def test_a_part_that_keeps_what_needs_the_rest_is_not_believed(site: Path, parted: Overlay) -> None:
     """Only a run of another program lays it."""
-    laid = derive(OVERLAY, {"history"}, [], upstream)
+    laid = derive(parted, {"history"}, [], lambda paths: {p: PRISTINE[p] for p in paths})
     with exclusive(site, 0) as lock:
         lay_over(inspect(locate(site=str(site)), laid), lock)
     assert run("verify", "--site", site).returncode == Exit.FOREIGN

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 from overlay.errors import Exit
-from support import sites
+from overlay.source import Overlay
+from support import mini, sites
 from support.sites import OVERLAY, REPO, run, venv
 
 PAGE = (REPO / "docs" / "operations.md").read_text()
@@ -33,7 +34,7 @@ STATES = {
 
 def bring(site: Path, state: str) -> None:
     """Bring a pristine installation into a state."""
-    target = site / OVERLAY.targets[0]
+    target = site / "vllm/one.py"
     upstream = target.read_bytes()
     if state in ("overlaid", "partial"):
         assert run("apply", "--site", site).returncode == Exit.DONE
@@ -42,10 +43,11 @@ def bring(site: Path, state: str) -> None:
     if state in ("foreign", "another release"):
         target.write_bytes(upstream + b"# mine\n")
     if state == "another release":
-        sites.state_version(site, "99.1")
+        metadata = mini.METADATA.replace(mini.RELEASE, "99.1")
+        (site / mini.INFO / "METADATA").write_text(metadata)
     if state == "absent":
         shutil.rmtree(site / "vllm")
-        shutil.rmtree(site / sites.INFO)
+        shutil.rmtree(site / mini.INFO)
 
 
 def environment(folder: Path) -> Mapping[str, str]:
@@ -66,16 +68,16 @@ def validate(*command: str | Path) -> "subprocess.CompletedProcess[str]":
 def start(container: Mapping[str, Any], folder: Path) -> "subprocess.CompletedProcess[str]":
     """Run a container's process: its command and arguments, without a shell."""
     words = [*container["command"], *container.get("args", [])]
-    words = [word.replace(PLACE, str(REPO)) for word in words]
+    words = [word.replace(PLACE, str(sites.tool().parents[1])) for word in words]
     env = environment(folder)
     return subprocess.run(words, capture_output=True, text=True, check=False, env=env, cwd="/")
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> tuple[Path, Path]:
+def image(tmp_path: Path, worded: Overlay) -> tuple[Path, Path]:
     """An environment whose `vllm` prints its arguments, and its site-packages."""
     folder = tmp_path / "image"
-    site = sites.small(venv(folder))
+    site = mini.install(venv(folder))
     sites.script(folder / "bin" / "vllm", 'echo "serves: $*"')
     return folder, site
 
@@ -112,14 +114,16 @@ def test_the_pod_is_one_by_kubernetes_own_schema(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_job_mends_a_reinstall_and_fails_on_all_else(tmp_path: Path, state: str) -> None:
-    site = sites.small(venv(tmp_path / ".venv"))
+def test_a_job_mends_a_reinstall_and_fails_on_all_else(
+    tmp_path: Path, worded: Overlay, state: str
+) -> None:
+    site = mini.install(venv(tmp_path / ".venv"))
     bring(site, state)
     before = sites.snapshot(site, bytecode=True)
     (step,) = STEPS
     mended = state in ("overlaid", "pristine", "partial")
     script = tmp_path / "script.sh"
-    script.write_text(step["run"].replace(PLACE, str(REPO)))
+    script.write_text(step["run"].replace(PLACE, str(sites.tool().parents[1])))
     # As GitHub's runner does where a step names no shell.
     done = subprocess.run(
         ["bash", "-e", str(script)],

@@ -10,7 +10,8 @@ from typing import Any
 import jq  # type: ignore[import-not-found]
 import jsonschema
 from overlay.errors import Exit
-from support.sites import OVERLAY, REPO, run
+from overlay.pin import PACKAGE
+from support.sites import REPO, run
 
 SCHEMA = json.loads((REPO / "docs" / "status.schema.json").read_text())
 COMMANDS = ("status", "verify", "apply", "revert", "doctor")
@@ -39,11 +40,11 @@ def test_every_state_and_outcome_fits_the_schema(site: Path, tmp_path: Path) -> 
     states("pristine")
     assert report("apply", site)["changed"]
     states("overlaid")
-    target = site / OVERLAY.targets[0]
+    target = site / "vllm/one.py"
     ours = target.read_bytes()
-    (site / OVERLAY.added[0]).unlink()
+    (site / PACKAGE / "a.py").unlink()
     states("partial")
-    part = report("verify", site, "--leave=vllm/v1/engine/core.py")
+    part = report("verify", site, "--leave=vllm/v1/two.py")
     assert (part["state"], part["installed"]["state"]) == ("other", "partial")
     target.write_bytes(ours + b"# mine\n")
     states("foreign")
