@@ -25,8 +25,7 @@ def test_the_first_foreign_file_is_named_and_the_others_are_counted(site: Path) 
 
 
 def test_another_release_is_refused_unless_its_files_are_the_same(site: Path) -> None:
-    metadata = mini.METADATA.replace(RELEASE, "99.1")
-    (site / mini.INFO / "METADATA").write_text(metadata)
+    mini.state_version(site, "99.1")
     assert run("apply", "--site", site, "--dry-run").returncode == Exit.DONE
     (site / ONE).write_text("")
     for command in ("apply", "verify"):

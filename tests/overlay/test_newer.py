@@ -148,8 +148,7 @@ def test_the_release_that_it_is_for_is_named(
     stock: Path, worded: Overlay, tmp_path: Path, installed: str
 ) -> None:
     mini.lay(newer_than(worded, tmp_path / "newer", "99.1"), stock)
-    metadata = mini.METADATA.replace(mini.RELEASE, installed)
-    (stock / mini.INFO / "METADATA").write_text(metadata)
+    mini.state_version(stock, installed)
     code = Exit.RELEASE if installed == "99.1" else Exit.FOREIGN
     for command in COMMANDS:
         text = said(stock, command, code)

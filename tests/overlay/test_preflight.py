@@ -43,8 +43,7 @@ def bring(site: Path, state: str) -> None:
     if state in ("foreign", "another release"):
         target.write_bytes(upstream + b"# mine\n")
     if state == "another release":
-        metadata = mini.METADATA.replace(mini.RELEASE, "99.1")
-        (site / mini.INFO / "METADATA").write_text(metadata)
+        mini.state_version(site, "99.1")
     if state == "absent":
         shutil.rmtree(site / "vllm")
         shutil.rmtree(site / mini.INFO)

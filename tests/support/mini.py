@@ -149,6 +149,11 @@ def install(
     return site
 
 
+def state_version(site: Path, version: str) -> None:
+    """Write another version of vLLM into the metadata of an installation."""
+    (site / INFO / "METADATA").write_text(METADATA.replace(RELEASE, version))
+
+
 def wheel(folder: Path) -> Path:
     """Make the wheel of the synthetic vLLM, with a command, in ``folder``. Returns: its file."""
     more = {

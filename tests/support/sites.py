@@ -50,13 +50,6 @@ def venv(folder: Path, *options: str, python: str = sys.executable) -> Path:
     return site
 
 
-def state_version(site: Path, version: str) -> None:
-    """Write another version of vLLM into the metadata of an installation."""
-    metadata = site / INFO / "METADATA"
-    text = metadata.read_text()
-    metadata.write_text(text.replace(f"\nVersion: {RELEASE}\n", f"\nVersion: {version}\n"))
-
-
 def script(file: Path, text: str) -> Path:
     """Write a shell script. Returns: its path."""
     file.parent.mkdir(exist_ok=True)
