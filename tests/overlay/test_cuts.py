@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from overlay import cli, commands
@@ -253,12 +252,19 @@ def test_failed_at_every_call(case: Case, command: str) -> None:
     assert refused > 30
 
 
-def test_a_failure_before_the_first_rename_leaves_no_trace(site: Path, worded: Overlay) -> None:
+@pytest.mark.parametrize("at", [1, 8])
+def test_a_failure_before_the_first_rename_leaves_no_trace(
+    site: Path, worded: Overlay, at: int
+) -> None:
+    """Of a file of vLLM's that is staged, and of one of ours in a new directory."""
     before = sites.snapshot(site, bytecode=True)
     installation = locate(site=str(site))
+    numbers, original = itertools.count(1), os.fsync
 
-    def full(*arguments: Any) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device", str(site))
+    def full(file: int) -> None:
+        if next(numbers) == at:
+            raise OSError(errno.ENOSPC, "No space left on device", str(site))
+        original(file)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", full)
