@@ -9,7 +9,7 @@ from vllm.v1.readiness.engine import subclasses
 
 if TYPE_CHECKING:
     import torch
-    from vllm.v1.readiness.sample.slots import _KeptSlot
+    from vllm.v1.readiness.sample.slots import KeptSlot
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 
@@ -22,7 +22,7 @@ class RequestRecord:
         joined: number of tokens, and the generator's state, when the request joined the batch.
     """
 
-    kept: "dict[str, _KeptSlot]" = field(default_factory=dict)
+    kept: "dict[str, KeptSlot]" = field(default_factory=dict)
     joined: "tuple[int, torch.Tensor] | None" = None
 
 

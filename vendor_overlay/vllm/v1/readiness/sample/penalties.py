@@ -151,7 +151,8 @@ class Penalties(Slots):
     ) -> None:
         divide = logits.is_cuda and logits.is_contiguous()  # or multiply by an inverse
         if not (self.kernels and logits.dtype == torch.float32 and logits.stride(-1) == 1):
-            penalties_torch.apply(self.rows(), self.values, logits, drafts, per_draft, divide)
+            how = (per_draft, self.batch.repetition_penalties_cpu != 1.0, divide)
+            penalties_torch.apply(self.rows(), self.values, logits, drafts, *how)
             return
         assert self.addresses is not None
         ids, ends, mode, positions = draft_arguments(drafts, per_draft, self.addresses)

@@ -64,13 +64,15 @@ def apply(
     logits: torch.Tensor,
     drafts: "SpecDecodeMetadata | None",
     per_draft: bool,
+    repeated: np.ndarray,
     divide: bool,
 ) -> None:
     """Apply the penalties in place to logits [positions, vocab] by upstream's operations.
 
     ``penalties`` are repetition, frequency and presence, float32 [rows] each. With ``per_draft``,
     there is one position per draft, after the row's earlier drafts. Otherwise there is one per row,
-    after all of its drafts. ``divide`` selects the kernel that upstream uses for contiguous logits.
+    after all of its drafts. ``repeated``, bool [rows], marks the rows whose repetition penalty is
+    not 1. ``divide`` selects the kernel that upstream uses for contiguous logits.
     """
     repeat = (
         _custom_ops.apply_repetition_penalties_cuda
@@ -90,9 +92,11 @@ def apply(
             if slot is None:
                 continue
             counts = slot & _COUNT
-            counts.index_add_(0, *_valid(ids[:preceding], len(slot)))
+            if preceding:
+                counts.index_add_(0, *_valid(ids[:preceding], len(slot)))
             generated = (counts > 0).unsqueeze(0)
             repetition, frequency, presence = (values[row : row + 1] for values in penalties)
-            repeat(logit, (slot < 0).unsqueeze(0), generated, repetition)
+            if repeated[row]:
+                repeat(logit, (slot < 0).unsqueeze(0), generated, repetition)
             logit -= frequency.unsqueeze(1) * counts
             logit -= presence.unsqueeze(1) * generated

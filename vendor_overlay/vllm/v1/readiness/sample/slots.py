@@ -43,7 +43,7 @@ logger = init_logger(__name__)
 
 
 @dataclass(eq=False)
-class _KeptSlot(subclasses.Uncopied):
+class KeptSlot(subclasses.Uncopied):
     """Slot of a request that left the batch, and the state of the request at that time."""
 
     slot: torch.Tensor | None  # None once released
@@ -79,7 +79,7 @@ class Slots(Feature):
         self._slots: dict[str, torch.Tensor | None] = {}
         #: Slots of requests that have left the batch, oldest first. Each is owned by its request's
         #: state object, and is freed when the runner drops that object.
-        self._kept: WeakValueDictionary[str, _KeptSlot] = WeakValueDictionary()
+        self._kept: WeakValueDictionary[str, KeptSlot] = WeakValueDictionary()
         self._exhausted = False
         #: Reason why the newest step fell back to upstream; empty if slots serve it.
         self._left = ""
@@ -114,16 +114,17 @@ class Slots(Feature):
 
     def join(self, request: "CachedRequestState", wanted: bool) -> None:
         """Reuse the request's kept slot, or mark the request to get a new one, if ``wanted``."""
-        kept = record(request).kept.pop(self.name, None)
-        if not wanted:
-            return
-        slot = None
-        if kept is not None and self._kept.pop(request.req_id, None) is kept:
+        req_id, slot = request.req_id, None
+        kept = (of_request := record(request).kept).get(self.name)
+        # A copy of a request shares its record, and may join another batch.
+        if kept is not None and self._kept.get(req_id) is kept:
+            del of_request[self.name], self._kept[req_id]
             length = (request.num_prompt_tokens, request.num_tokens)
             if kept.params is request.sampling_params and kept.length == length:
                 slot = kept.slot
-        self._slots[request.req_id] = slot
-        self._trim_kept(self.capacity - len(self._slots))
+        if wanted:
+            self._slots[req_id] = slot
+            self._trim_kept(self.capacity - len(self._slots))
 
     # A step is sampled
 
@@ -279,7 +280,7 @@ class Slots(Feature):
         if slot is not None and not self.serving and not self.history.drafted:
             batch = self.batch
             length = (int(batch.num_prompt_tokens[row]), int(batch.num_tokens_no_spec[row]))
-            kept = _KeptSlot(slot, request.sampling_params, length)
+            kept = KeptSlot(slot, request.sampling_params, length)
             record(request).kept[self.name] = self._kept[req_id] = kept
             self._trim_kept(self.capacity - len(self._slots))
 
