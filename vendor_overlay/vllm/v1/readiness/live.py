@@ -11,11 +11,14 @@ of ``gpu_model_runner``, unless their file is named.
 
 1. ``_update_states`` calls :meth:`History.begin_step`: all steps but the newest are settled, so
    their tokens are in ``token_ids_cpu`` and the output lists. They have usually arrived; a late
-   copy is waited for with the owner ``history``. Then requests that continue are updated at once
+   copy is waited for with the owner ``history``. While nothing on the host reads tokens, steps stay
+   in flight, up to 16, and are settled together. Then requests that continue are updated at once
    (:meth:`StepInputs.advance`), and upstream's loop adds and removes the others.
 2. ``_prepare_inputs`` reads the token of step *n* - 1 on the device, where the sampler has left it:
-   :meth:`StepInputs.prepare` for all rows with one kernel, or in a step with drafts
-   :meth:`InputIds.fill`.
+   :meth:`StepInputs.prepare` for all rows with one kernel, or where that does not serve, such as
+   with drafts, :meth:`InputIds.fill`. Ids of new blocks, which came with 1, are sent by
+   :meth:`BlockTables.commit`; the kernel writes the slot mappings, and :class:`StepMetadata` hands
+   them to attention.
 3. ``_sample`` calls :meth:`LiveBatch.prepare`, which fills the slots of new requests, and the batch
    calls :meth:`LiveBatch.settle_for_sampling`, which waits only if a reader
    (:mod:`~.sample.readers`) needs the newest token of some row.
@@ -33,7 +36,8 @@ of ``gpu_model_runner``, unless their file is named.
 8. ``get_output``, in another thread, waits for the event with the owner ``output``. The token goes
    to the scheduler (:mod:`~.core.step`), and from there to the front end and its client
    (:mod:`~.frontend.step`).
-9. When step *n* + 2 begins, the token is written over its placeholder, as in 1.
+9. When step *n* + 2 or a later one begins, the token is written over its placeholder, as in 1. In
+   step *n* + 1 it was read on the device, as in 2.
 
 Under synchronous scheduling, ``_bookkeeping_sync`` gets the tokens from :meth:`Outputs.show` in
 place of 6 and 7, waits once for their event (owner ``output``) and writes them itself.
@@ -427,7 +431,7 @@ class LiveBatch:
             self.thinking.begin_anew()
 
     def settle_for_sampling(self) -> bool:
-        """Settle the rows whose tokens the host reads; False to fall back to upstream."""
+        """Settle steps whose tokens a reader on the host needs; False to fall back to upstream."""
         if self.history is None:
             return False
         self.history.batch_updated()

@@ -1,12 +1,12 @@
-"""Feature ``schedule``: schedule running requests that need no new block all at once.
+"""Feature ``schedule``: schedule the running requests that continue all at once.
 
 In each step, 0.22.0 loops over the running requests, allocates slots, fills the scheduler's output
 and advances counts. With 128 requests this takes about 0.9 ms, although nearly all of the requests
 add one token to a block that they already hold. Here each request has bounds (:mod:`bounds`).
-Requests below their bounds are scheduled together. A request that needs a block gets it from
-upstream's KV cache manager, in upstream's order. Upstream's loop schedules all other running
-requests, and upstream's code handles arrivals, preemptions and resumptions. No list or dict is
-shared between the outputs of two steps.
+Requests below their bounds are scheduled together. One that needs a block gets it in upstream's
+order, from upstream's KV cache manager, or where that would do no more, from its only group's.
+Upstream's loop schedules all other running requests, and upstream's code handles arrivals,
+preemptions and resumptions. No list or dict is shared between the outputs of two steps.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule

@@ -14,10 +14,10 @@ their file is named; modules without an attribute here keep no state.
    upstream's loop the others. A request waits in it if :meth:`LoraLimits.waits` leaves it out.
 3. Waiting requests are admitted unless :meth:`Preemption.awaits_steps`. One waits for its grammar
    by :meth:`RefusedGrammars.waits`, and loads KV unless :meth:`FailedLoads.refused`.
-4. :meth:`Running.cached_data` writes the worker's message. :meth:`KVTransfers.scheduled`,
-   :meth:`Preemption.scheduled` and :meth:`FailedLoads.scheduled` add the step to :class:`InFlight`,
-   :meth:`StalledRequests.scheduled` looks for a request that stalls all others, and
-   :meth:`Sessions.scheduled` keeps the step.
+4. :meth:`Running.cached_data` writes the worker's message, with the ids of new blocks.
+   :meth:`KVTransfers.scheduled`, :meth:`Preemption.scheduled` and :meth:`FailedLoads.scheduled` add
+   the step to :class:`InFlight`, :meth:`StalledRequests.scheduled` looks for a request that stalls
+   all others, and :meth:`Sessions.scheduled` keeps the step.
 5. ``_update_after_schedule`` advances the counts that :meth:`Running.counts_to_advance` leaves, and
    in ``async_scheduler.py`` adds the placeholders of :meth:`Running.placeholders_to_add`.
 6. ``get_grammar_bitmask`` fills masks (:mod:`~.core.reasoning_ends`, :mod:`~.core.grammar_masks`)

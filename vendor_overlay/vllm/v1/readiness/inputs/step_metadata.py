@@ -54,7 +54,7 @@ class StepMetadata:
         self._parts: list[Part] = []
         #: Common metadata of each KV cache group, by number of requests with padding.
         self._common: dict[int, list[CommonAttentionMetadata]] = {}
-        #: The entry of ``_common`` that ``keep_metadata`` appends to, or None.
+        #: The entry of ``_common`` that ``keep`` appends to, or None.
         self._keeping: list[CommonAttentionMetadata] | None = None
 
     def forget_step(self) -> None:
