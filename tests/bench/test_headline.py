@@ -51,12 +51,12 @@ def test_a_cell_is_the_worst_claim_of_its_place() -> None:
     } == {
         ("nothing special: temperature 1", "0.5B, 128 at a time"): SHOWN,
         ("nothing special: temperature 1", "7B, 64"): SLOWER,
-        ("nothing special: temperature 1", "than V2, 0.5B, 128"): f"{SHOWN} in 1 of 2 runs",
+        ("nothing special: temperature 1", "over V2, 0.5B, 128"): f"{SHOWN} in 1 of 2 runs",
         ("a penalty", "0.5B, 128 at a time"): NO_GAIN,
-        ("a penalty", "than 0.26.0, 0.5B, 128"): SHOWN,
-        ("5 logprobs", "HTTP, four"): SHOWN,
+        ("a penalty", "over 0.26.0, 0.5B, 128"): SHOWN,
+        ("5 logprobs", "the same, four"): SHOWN,
         ("a thinking budget", "0.5B, 128 at a time"): SHOWN,
-        ("a thinking budget", "than V2, 0.5B, 128"): REFUSED,
-        ("a penalty and a thinking budget", "hybrid, 64"): SLOWER,
-        ("a penalty and a thinking budget", "than V2, 0.5B, 128"): REFUSED,
+        ("a thinking budget", "over V2, 0.5B, 128"): REFUSED,
+        ("a penalty and a thinking budget", "Bamba (hybrid), 64"): SLOWER,
+        ("a penalty and a thinking budget", "over V2, 0.5B, 128"): REFUSED,
     }
