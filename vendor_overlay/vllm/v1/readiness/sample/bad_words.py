@@ -116,17 +116,10 @@ class BadWords(Slots):
 
     # The samplers mask tokens, and the sampled tokens are appended to the tails
 
-    def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
-        """Mask tokens in place in [requests, vocab]; ``after_drafts`` for bonus logits."""
-        self._apply(logits, self.drafts if after_drafts else None, per_draft=False)
-
-    def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
-        """Mask tokens in place in target logits [drafts of all requests, vocab]."""
-        self._apply(logits, drafts, per_draft=True)
-
     def _apply(
         self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
     ) -> None:
+        """Mask the tokens that would complete a word."""
         if not self.kernels:
             assert self._tails is not None
             self._tails.mask(logits, drafts, per_draft)

@@ -138,17 +138,10 @@ class Penalties(Slots):
             ids = self.batch._make_prompt_token_ids_cpu_tensor()
             metadata.prompt_token_ids = ids.to(self.device, non_blocking=True)
 
-    def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
-        """Apply penalties in place to [requests, vocab]; ``after_drafts`` for bonus logits."""
-        self._apply(logits, self.drafts if after_drafts else None, per_draft=False)
-
-    def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
-        """Apply penalties in place to target logits [drafts of all requests, vocab]."""
-        self._apply(logits, drafts, per_draft=True)
-
     def _apply(
         self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
     ) -> None:
+        """Apply penalties."""
         divide = logits.is_cuda and logits.is_contiguous()  # or multiply by an inverse
         if not (self.kernels and logits.dtype == torch.float32 and logits.stride(-1) == 1):
             how = (per_draft, self.batch.repetition_penalties_cpu != 1.0, divide)

@@ -13,6 +13,7 @@ micro-batch of a pipeline) keeps its slot, which is reused if the request return
 # mirrors: vllm.v1.sample.metadata:SamplingMetadata
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import is_
@@ -51,7 +52,7 @@ class KeptSlot(subclasses.Uncopied):
     length: tuple[int, int]  # number of prompt tokens, and of prompt and output tokens
 
 
-class Slots(Feature):
+class Slots(Feature, ABC):
     """Slots of one batch for one feature, which derives from this class.
 
     The feature calls :meth:`join` for a new request, :meth:`begin` when a step is prepared and
@@ -98,16 +99,15 @@ class Slots(Feature):
         """Compile and load the kernels of a step, which has one request without a slot."""
         if not self.kernels:
             return
-        feature: Any = self  # the kernels are the derived class's
         zeros = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
         logits = zeros.new_zeros((1, self.vocab_size), dtype=torch.float32)
         drafts = SimpleNamespace(draft_token_ids=zeros, cu_num_draft_tokens=zeros, max_spec_len=1)
         self.serving, self.drafts, self.addresses = True, drafts, zeros[0].long()
         self.values = [zeros[0].float()] * len(self.fields)
-        feature.apply(logits, after_drafts=False)
-        feature.apply_to_targets(logits, drafts)
-        feature.apply(logits, after_drafts=True)
-        feature.observe_sampled(zeros, zeros[0].bool())
+        self.apply(logits, after_drafts=False)
+        self.apply_to_targets(logits, drafts)
+        self.apply(logits, after_drafts=True)
+        self.observe_sampled(zeros, zeros[0].bool())
         self._forget_step()
 
     # A request joins the batch
@@ -235,6 +235,24 @@ class Slots(Feature):
 
     def restore(self, metadata: "SamplingMetadata") -> None:
         """Fill in the fields of the live batch's metadata that only upstream's code reads."""
+
+    def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
+        """Apply the feature in place to [requests, vocab]; ``after_drafts`` for bonus logits."""
+        self._apply(logits, self.drafts if after_drafts else None, per_draft=False)
+
+    def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
+        """Apply the feature in place to target logits [drafts of all requests, vocab]."""
+        self._apply(logits, drafts, per_draft=True)
+
+    @abstractmethod
+    def _apply(
+        self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
+    ) -> None:
+        """Apply the feature in place to the logits of each draft, or behind all of a request's."""
+
+    @abstractmethod
+    def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Update the slots with a step's samples; see :meth:`LiveBatch.observe_sampled`."""
 
     def end(self) -> bool:
         """End a step; return whether its samples update the slots."""
