@@ -125,7 +125,7 @@ def mended_by(errata: Mapping[str, Mapping[str, Any]], release: str) -> tuple[in
     def has(other: str) -> bool:
         return [*map(int, other.split("."))] <= [*map(int, release.split("."))]
 
-    whole = [has(of["mended"]) if "mended" in of else False for of in errata.values()]
+    whole = ["mended" in of and has(of["mended"]) for of in errata.values()]
     partly = [any(map(has, of.get("partly", ()))) for of in errata.values()]
     return sum(whole), sum(part > all_ for part, all_ in zip(partly, whole, strict=True))
 

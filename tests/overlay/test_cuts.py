@@ -256,7 +256,7 @@ def test_failed_at_every_call(case: Case, command: str) -> None:
 def test_a_failure_before_the_first_rename_leaves_no_trace(
     site: Path, worded: Overlay, at: int
 ) -> None:
-    """Of a file of vLLM's that is staged, and of one of ours in a new directory."""
+    """The staged file is one of vLLM's, or one of ours in a new directory."""
     before = sites.snapshot(site, bytecode=True)
     installation = locate(site=str(site))
     numbers, original = itertools.count(1), os.fsync

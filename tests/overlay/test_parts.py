@@ -161,7 +161,7 @@ def test_a_mark_is_nothing_but_comments(old: list[bytes], new: list[bytes], mark
 
 
 def test_a_file_is_left_with_every_word_that_changes_it(real: Path) -> None:
-    """Of the real patches, which the runtime takes for switched off."""
+    """The runtime treats a left-out part of the real patches as switched off."""
     site, left_out = real, PROCESSOR_WORDS | {"closed-grammars"}
     assert words.words_of(OVERLAY, PROCESSOR) == frozenset(PROCESSOR_WORDS)
     options = ["--leave", PROCESSOR, "--leave=vllm/v1/core/sched/utils.py"]

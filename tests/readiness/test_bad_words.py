@@ -24,7 +24,7 @@ TOKENS = st.integers(0, 2)
 
 @pytest.fixture(scope="module", params=["torch", "kernels"])
 def kernels(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Whether the interpreted kernels serve, and not torch's operations."""
+    """True to run the kernels in Triton's interpreter, False for torch's operations."""
     if request.param == "torch":
         yield False
         return

@@ -36,7 +36,7 @@ def interpreted() -> Iterator[None]:
 
 @pytest.fixture(params=["torch", "kernels"])
 def kernels(request: pytest.FixtureRequest) -> bool:
-    """Whether the interpreted kernels serve, and not torch's operations."""
+    """True to run the kernels in Triton's interpreter, False for torch's operations."""
     if request.param == "kernels":
         request.getfixturevalue("interpreted")
     return bool(request.param == "kernels")

@@ -95,7 +95,7 @@ class FailedLoads:
 
     @cached_property
     def _on(self) -> bool:
-        """Whether the fix is on, and the scheduler has a connector and all seams."""
+        """True if the fix is on, and the scheduler has a connector and all seams."""
         return (
             self._scheduler.connector is not None
             and registry.FAILED_LOADS in switch.enabled()

@@ -64,7 +64,7 @@ class Preemption:
 
     @cached_property
     def _is_pipeline(self) -> bool:
-        """Whether the fix serves a scheduler that has steps in flight without placeholders."""
+        """True if the fix serves a scheduler with steps in flight that have no placeholders."""
         if registry.PREEMPTION not in switch.enabled() or isinstance(
             self._scheduler, StepsInFlight
         ):

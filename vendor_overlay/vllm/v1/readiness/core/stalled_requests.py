@@ -69,7 +69,7 @@ class StalledRequests:
 
     @cached_property
     def _on(self) -> bool:
-        """Whether the fix is on, and the scheduler has all seams; decided at first use."""
+        """True if the fix is on, and the scheduler has all seams; decided at first use."""
         config = getattr(self._scheduler, "scheduler_config", None)  # absent in a derived class
         self._threshold = getattr(config, "long_prefill_token_threshold", 0)
         return registry.STALLED_REQUESTS in switch.enabled() and all(
@@ -120,9 +120,8 @@ class StalledRequests:
 
     def _refuses_turn(self, session: "Request", count: int) -> bool:
         """Refuse a turn of ``count`` tokens that does not fit; True if refused."""
-        kept = session.num_tokens - bool(
-            session.num_output_tokens
-        )  # without the last sampled token
+        # Without the last sampled token.
+        kept = session.num_tokens - bool(session.num_output_tokens)
         if kept + count < self._scheduler.max_model_len:
             return False
         self._refuse(session, FinishReason.LENGTH)
