@@ -60,7 +60,7 @@ def test_tails_longer_than_a_block() -> None:
     for length in (1, 2, 31, 32, 33, 65, 700, 1, 1):
         pair.sample([chooser.choices(range(1009), k=length) for _ in req_ids])
         for row, req_id in enumerate(req_ids):
-            slot = pair.bad_words._slots[req_id].tolist()
+            slot = pair.bad_words._slots[req_id].tensor.tolist()
             tail, output = slot[2 : 2 + slot[1]], pair.outputs()[row]
             assert tail == ([-1] * slot[1] + output)[-slot[1] :]
 
@@ -91,7 +91,7 @@ def test_nothing_waits() -> None:
         pair.ours.refresh_metadata()
         metadata = pair.ours.sampling_metadata
         live.history.begin_step()
-        live.prepare(logits, drafts)
+        live.begin_sampling(logits, drafts)
         assert not live.host_needs_drafts()
         bad_words = BadWords.take(metadata, logits, None)[0]
         assert bad_words is not None

@@ -58,7 +58,7 @@ def test_all_slots_are_allocated_first_where_vllm_leaves_no_room() -> None:
 def begin(batch: Any) -> None:
     """Begin a step, and prepare its sampling."""
     batch.readiness.history.begin_step()
-    batch.readiness.prepare(torch.empty(1, batch.vocab_size), None)
+    batch.readiness.begin_sampling(torch.empty(1, batch.vocab_size), None)
 
 
 @pytest.mark.usefixtures("filled")

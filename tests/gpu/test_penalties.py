@@ -61,7 +61,7 @@ def test_as_upstream_to_the_bit(vocab: int, contiguous: bool) -> None:
         other[:, :vocab] = logits
         expected = stock_penalties(batch, other[:, :vocab])
     batch.readiness.history.begin_step()
-    batch.readiness.prepare(logits, None)
+    batch.readiness.begin_sampling(logits, None)
     penalties = Penalties.take(batch.sampling_metadata, logits)[0]
     assert penalties is not None
     before = logits.clone()
@@ -86,7 +86,7 @@ def test_drafts_count_within_the_step(vocab: int) -> None:
     metadata_of_drafts = SpecDecodeMetadata.make_dummy(drafts, torch.device("cuda"))
     bonus = logits_for(16, vocab, seed=10)
     batch.readiness.history.begin_step()
-    batch.readiness.prepare(bonus, metadata_of_drafts)
+    batch.readiness.begin_sampling(bonus, metadata_of_drafts)
     penalties = Penalties.take(batch.sampling_metadata, bonus)[0]
     assert penalties is not None
     metadata = batch.sampling_metadata
@@ -135,7 +135,7 @@ def test_what_is_sampled_is_counted_and_nothing_waits() -> None:
     sampled[9, 1] = sampled[9, 0]
     batch.readiness.warm_up()
     batch.readiness.history.begin_step()
-    batch.readiness.prepare(logits, None)
+    batch.readiness.begin_sampling(logits, None)
     batch.readiness.observe_sampled(sampled, discarded)
     torch.cuda.synchronize()
     late = state(Spec([4, 5], [6], {"presence_penalty": 1.0}), "late")
@@ -145,7 +145,7 @@ def test_what_is_sampled_is_counted_and_nothing_waits() -> None:
         batch.add_request(late)  # in the row of the one that left
         batch.refresh_metadata()
         batch.readiness.history.begin_step()
-        batch.readiness.prepare(logits, None)
+        batch.readiness.begin_sampling(logits, None)
         penalties = Penalties.take(batch.sampling_metadata, logits)[0]
         assert penalties is not None
         penalties.apply(logits.clone(), after_drafts=False)

@@ -56,7 +56,7 @@ def batch(device: torch.device, rows: list[int], vocab_size: int) -> Any:
     assert feature is not None
     feature.warm_up()
     assert feature.agrees
-    feature.prepare(None)
+    feature.begin_sampling(None)
     return owner.generators
 
 

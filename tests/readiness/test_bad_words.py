@@ -129,7 +129,7 @@ def left_to_upstream(pair: Pair, rows: int) -> bool:
     """Prepare a step, and return whether upstream's code serves it."""
     logits, _ = pair.logits(rows, "contiguous")
     pair.ours.readiness.history.begin_step()
-    pair.ours.readiness.prepare(logits, None)
+    pair.ours.readiness.begin_sampling(logits, None)
     return BadWords.take(pair.ours.sampling_metadata, logits)[0] is None
 
 

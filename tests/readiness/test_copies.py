@@ -17,7 +17,7 @@ from support.batches import Spec, empty, fill, state
 from support.lockstep import LockstepRun
 from support.logprobs import FINAL, Side, Step, Wish
 from vllm.v1.engine.logprobs import LogprobsProcessor
-from vllm.v1.readiness import live
+from vllm.v1.readiness import worker
 from vllm.v1.readiness.inputs import block_tables
 from vllm.v1.readiness.sample import thinking_fixes
 from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
@@ -94,11 +94,11 @@ def test_a_copied_batch_goes_on_as_stocks_does(copied: Callable[[Any], Any]) -> 
 @each_way(ALL_WAYS)
 def test_the_batch_of_a_copy_stays_live(copied: Callable[[Any], Any]) -> None:
     original = filled(modules.overlaid)
-    attached = live.of(original)
+    attached = worker.of(original)
     twin = copied(original)
-    assert live.of(twin) is not attached
-    assert not live.of(twin).on
-    assert live.of(original) is attached
+    assert worker.of(twin) is not attached
+    assert not worker.of(twin).on
+    assert worker.of(original) is attached
     assert original.sampling_metadata.output_token_ids is attached.rows
     if copied is not copy.copy:
         go_on(modules.overlaid, twin)
@@ -173,11 +173,11 @@ def test_a_copied_request_has_no_slot_of_the_batch(copied: Callable[[Any], Any])
     penalties = batch.readiness.penalties
     request = batch.readiness.requests[name]
     batch.readiness.remove_request(name, 0)
-    assert penalties._kept[name].slot is not None
+    assert penalties._kept[name].tensor is not None
     twin = copied(request)
     other = empty(modules.overlaid, VOCABULARY)
     other.add_request(twin)
-    others = live.of(other).penalties
+    others = worker.of(other).penalties
     assert others is not None
     assert others._slots == {name: None}
     batch.readiness.add_request(request)

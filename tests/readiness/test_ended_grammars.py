@@ -26,7 +26,7 @@ from vllm.reasoning.basic_parsers import BaseThinkingReasoningParser
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds
-from vllm.v1.readiness import live
+from vllm.v1.readiness import worker
 from vllm.v1.spec_decode.ngram_proposer_gpu import update_scheduler_for_invalid_drafts
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
@@ -220,7 +220,7 @@ def test_each_row_gets_its_own_mask_behind_trimmed_drafts(side: str) -> None:
     update_scheduler_for_invalid_drafts(mock.Mock(), counts, trimmed, batch.req_id_to_index)
     rows = [name for name in order for _ in range(1 + found[name])]
     logits = torch.zeros(len(rows), VOCABULARY)
-    if side == "pinned" or not live.of(batch).apply_grammars(trimmed, masks, logits):
+    if side == "pinned" or not worker.of(batch).apply_grammars(trimmed, masks, logits):
         apply_grammar_bitmask(trimmed, masks, batch, logits)
     allowed = [set(row.isfinite().nonzero().ravel().tolist()) for row in logits]
     right = [{EOS, *tokens(wanted[name])} for name in rows]

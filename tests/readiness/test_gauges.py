@@ -41,7 +41,7 @@ def test_logits_of_another_batch_are_counted(fallbacks: dict[tuple[str, str], in
     fill(batch, [Spec([1], [2], PENALTY)] * 2)
     logits = torch.randn(2, VOCABULARY)
     batch.readiness.history.begin_step()
-    batch.readiness.prepare(logits, None)
+    batch.readiness.begin_sampling(logits, None)
     assert Penalties.take(batch.sampling_metadata, logits[:1])[0] is None
     assert fallbacks == {("penalties", gauges.OTHER_INPUT): 1}
 

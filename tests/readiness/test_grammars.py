@@ -20,7 +20,7 @@ from support.asynchronous import cycling
 from support.device import Device, installed, poison
 from support.examples import draws
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.readiness import live
+from vllm.v1.readiness import worker
 from vllm.v1.readiness.sample import grammars
 from vllm.v1.readiness.sample.grammars import Grammars
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
@@ -230,7 +230,7 @@ def test_the_runner_asks_the_feature_first(served: bool) -> None:
     calls.ours.return_value = served
     calls.sample.side_effect = SampledError
     batch = SimpleNamespace()
-    vars(live.of(batch))["apply_grammars"] = calls.ours
+    vars(worker.of(batch))["apply_grammars"] = calls.ours
     runner = SimpleNamespace(
         execute_model_state=(*[None] * 10,), input_batch=batch, _sample=calls.sample
     )

@@ -146,7 +146,7 @@ def test_a_step_is_not_waited_for_once_its_requests_have_left() -> None:
             batch.remove_request(req_id)
         batch.add_request(state(Spec([1], [], {}), name))
         batch.refresh_metadata()
-        live.prepare(torch.zeros(1, VOCABULARY), None)
+        live.begin_sampling(torch.zeros(1, VOCABULARY), None)
         batch.prev_req_id_to_index = {name: 0}
         live.history.place(256)
         live.history.expect(torch.tensor([[7]], dtype=torch.int32), never)

@@ -54,7 +54,7 @@ def batches(specs: list[Spec], vocab: int, kernels: bool) -> tuple[Any, Any]:
 def prepared(batch: Any, logits: torch.Tensor) -> Penalties | None:
     """Begin a step with these logits, and return the penalties if they serve it."""
     batch.readiness.history.begin_step()
-    batch.readiness.prepare(logits, None)
+    batch.readiness.begin_sampling(logits, None)
     penalties = Penalties.take(batch.sampling_metadata, logits)[0]
     assert penalties is None or type(penalties) is Penalties
     return penalties
@@ -179,7 +179,7 @@ def test_a_request_keeps_its_slot_in_another_row(
         compare(stock, ours, torch.randn(rows, VOCABULARY))
         ours.readiness.observe_sampled(torch.zeros(rows, 1, dtype=torch.int32), everybody)
         again = mock.Mock(side_effect=AssertionError("a slot is built again"))
-        monkeypatch.setattr(ours.readiness.penalties, "_build", again)
+        monkeypatch.setattr(ours.readiness.penalties, "build", again)
 
 
 class OnCuda(torch.Tensor):  # type: ignore[misc]  # torch is not followed
@@ -224,9 +224,9 @@ def test_a_kernel_builds_the_slots_that_torch_builds(
     for slot in [penalties.memory.take() for _ in specs]:
         slot.fill_(-7)
     rows = [3, 0, 4, 2, 1]
-    built = penalties._build(rows)
+    built = penalties.build(rows)
     penalties.kernels = False
-    for slot, other in zip(built, penalties._build(rows), strict=True):
+    for slot, other in zip(built, penalties.build(rows), strict=True):
         assert slot.tolist() == other.tolist()
 
 

@@ -151,7 +151,7 @@ def test_a_scheduler_without_attributes_is_left_to_upstream(asynchronous: int) -
     assert [*own.running.counts_to_advance(scheduled)] == [("r", 1)]
     assert [*own.running.placeholders_to_add(scheduled)] == ["r"]
     result: Any = SimpleNamespace(sampled_token_ids=[[1]])
-    assert [*own.update_outputs.left_to_upstream(scheduled, result, {})] == [("r", 1)]
+    assert [*own.update_outputs.serve(scheduled, result, {})] == [("r", 1)]
 
 
 @pytest.mark.parametrize("status", [RequestStatus.PREEMPTED, RequestStatus.FINISHED_ABORTED])

@@ -17,7 +17,7 @@ from support.lockstep import LockstepRun
 from support.philox import Draws, Generator
 from support.sampling import Expand
 from vllm.utils import cpu_triton_utils
-from vllm.v1.readiness import live
+from vllm.v1.readiness import worker
 from vllm.v1.readiness.engine import gauges
 from vllm.v1.readiness.inputs import uploads
 from vllm.v1.readiness.sample import seeds
@@ -60,7 +60,7 @@ def make_run(**named: Any) -> LockstepRun:
         sampler = runner.load(SAMPLER).TopKTopPSampler()
         sampler.forward = sampler.forward_native
         runner.sampler.topk_topp_sampler = sampler
-    if (feature := live.of(run.ours.batch).seeds) is not None:
+    if (feature := worker.of(run.ours.batch).seeds) is not None:
         feature.warm_up()
     return run
 
@@ -182,7 +182,7 @@ class TestRandomSample:
         [
             (lambda feature: setattr(feature, "agrees", False), gauges.OTHER_BITS),
             (lambda feature: setattr(feature, "agrees", None), gauges.OTHER_BITS),
-            (lambda feature: feature.prepare(random.Random()), gauges.OTHER_CLASS),
+            (lambda feature: feature.begin_sampling(random.Random()), gauges.OTHER_CLASS),
             *(
                 (spoil, gauges.OTHER_INPUT)
                 for spoil in (
@@ -268,7 +268,7 @@ def batch(rows: list[int]) -> Any:
     )
     feature = seeds.Seeds(owner, Draws(THREADS))  # type: ignore[arg-type]
     feature.agrees = True
-    feature.prepare(None)
+    feature.begin_sampling(None)
     assert isinstance(owner.generators, seeds.Generators)
     return owner.generators
 
@@ -354,7 +354,7 @@ def test_warm_up_finds_out_whether_torch_draws_so(
 
     monkeypatch.setattr(seeds, "agree", agree)
     run = make_run()
-    live.of(run.ours.batch).warm_up()
+    worker.of(run.ours.batch).warm_up()
     assert asked == [37]
     assert "are not as expected" in caplog_vllm.text
     assert compiles is ("no kernel for cpu" not in caplog_vllm.text)
@@ -374,7 +374,7 @@ def test_off_and_other_devices_keep_upstreams_dict(
         monkeypatch.undo()
     run = make_run(switch=switch)
     assert type(run.ours.batch.generators) is dict
-    assert live.of(run.ours.batch).seeds is None
+    assert worker.of(run.ours.batch).seeds is None
 
 
 @pytest.mark.parametrize("own", ["sample_tokens", "_update_states", "batch", "sampler"])

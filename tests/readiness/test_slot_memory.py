@@ -51,7 +51,7 @@ def step(batch: Any) -> None:
     """Begin a step, and make it ready to be sampled."""
     live = batch.readiness
     live.history.begin_step()
-    live.prepare(torch.zeros(batch.num_reqs, VOCABULARY), None)
+    live.begin_sampling(torch.zeros(batch.num_reqs, VOCABULARY), None)
 
 
 def test_an_idle_batch_holds_no_memory() -> None:
@@ -94,7 +94,7 @@ def test_no_more_slots_are_held_than_were_planned_for() -> None:
     batch.refresh_metadata()
     step(batch)
     held = [slot for slot in batch.readiness.penalties._slots.values() if slot is not None]
-    kept = [kept for kept in batch.readiness.penalties._kept.values() if kept.slot is not None]
+    kept = [kept for kept in batch.readiness.penalties._kept.values() if kept.tensor is not None]
     assert len(held) + len(kept) == 4
     assert batch.readiness.penalties.memory.allocated == 4
     assert batch.readiness.penalties.serving

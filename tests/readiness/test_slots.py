@@ -163,7 +163,7 @@ def test_only_the_live_batchs_metadata_and_logits_are_recognised(
     fill(batch, [Spec([1], [2], params)] * 2)
     logits = torch.randn(2, VOCABULARY)
     batch.readiness.history.begin_step()
-    batch.readiness.prepare(logits, None)
+    batch.readiness.begin_sampling(logits, None)
     metadata = batch.sampling_metadata
     assert kind.take(metadata, logits)[0] is live_slots(batch.readiness, kind)
     assert kind.take(change(metadata), logits)[0] is None
@@ -208,12 +208,12 @@ def built(lockstep: LockstepRun, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     for slots in lockstep.ours.batch.readiness.slots:
 
-        def build(rows: list[int], slots: Any = slots, whole: Any = slots._build) -> Any:
+        def build(rows: list[int], slots: Any = slots, whole: Any = slots.build) -> Any:
             req_ids = lockstep.ours.batch.req_ids
             names.extend(f"{slots.name} {req_ids[row]}" for row in rows)
             return whole(rows)
 
-        monkeypatch.setattr(slots, "_build", build)
+        monkeypatch.setattr(slots, "build", build)
     return names
 
 
@@ -259,7 +259,7 @@ def left_by(kind: type[Slots], params: dict[str, Any]) -> tuple[Any, Any, Any]:
 
 def prepare(batch: Any) -> None:
     batch.readiness.history.begin_step()
-    batch.readiness.prepare(torch.randn(batch.num_reqs, VOCABULARY), None)
+    batch.readiness.begin_sampling(torch.randn(batch.num_reqs, VOCABULARY), None)
 
 
 @EACH
@@ -268,7 +268,7 @@ def test_a_request_finds_its_slot_if_it_returns_unchanged(
     kind: type[Slots], params: dict[str, Any], change: str
 ) -> None:
     batch, slots, request = left_by(kind, params)
-    kept = slots._kept["left"].slot
+    kept = slots._kept["left"]
     if change == "a token":
         request.output_token_ids.append(5)
     if change == "parameters":
@@ -283,14 +283,14 @@ def test_kept_slots_make_room_for_others(
     kind: type[Slots], params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch, slots, request = left_by(kind, params)
-    kept, build = slots._kept["left"], slots._build
+    kept, build = slots._kept["left"], slots.build
 
     def build_in_free_memory(rows: list[int]) -> Any:
-        if kept.slot is not None:
+        if kept.tensor is not None:
             raise torch.OutOfMemoryError
         return build(rows)
 
-    monkeypatch.setattr(slots, "_build", build_in_free_memory)
+    monkeypatch.setattr(slots, "build", build_in_free_memory)
     batch.add_request(state(Spec([1], [2], params), "other"))
     batch.refresh_metadata()
     prepare(batch)
@@ -308,7 +308,7 @@ def test_slots_miss_the_samples_of_a_step_that_was_not_prepared(
     fill(batch, [Spec([1], [2], params)])
     live = batch.readiness
     live.history.begin_step()
-    live.prepare(torch.randn(1, VOCABULARY), None)
+    live.begin_sampling(torch.randn(1, VOCABULARY), None)
     slots: Any = live_slots(live, kind)
     for whole in (True, False):
         live.observe_sampled(torch.tensor([[3]]), torch.zeros(1, dtype=torch.bool))

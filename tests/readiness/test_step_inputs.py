@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.lockstep import LockstepRun
 from support.modules import interpreted
-from vllm.v1.readiness import live
+from vllm.v1.readiness import worker
 from vllm.v1.readiness.engine import gauges
 from vllm.v1.readiness.inputs import step_inputs
 from vllm.v1.readiness.outputs import history
@@ -24,13 +24,13 @@ from vllm.v1.worker.block_table import BlockTable
 def prepared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Number of requests in each step whose inputs were prepared here."""
     rows: list[int] = []
-    prepare = step_inputs.prepare
+    write = step_inputs.write_on_cpu
 
     def noted(runner: Any, step: step_inputs.Rows, *arguments: Any) -> Any:
         rows.append(len(step.ends))
-        return prepare(runner, step, *arguments)
+        return write(runner, step, *arguments)
 
-    monkeypatch.setattr(step_inputs, "prepare", noted)
+    monkeypatch.setattr(step_inputs, "write_on_cpu", noted)
     return rows
 
 
@@ -79,7 +79,7 @@ def test_memory_that_was_given_back_is_filled(
         run.add([1 + number, 2, 3], max_tokens=20, ignore_eos=True)
     run.run(6)
     assert suits.call_count == 1
-    live.of(run.ours.batch).lose_block_tables()
+    worker.of(run.ours.batch).lose_block_tables()
     for runner in (run.ours.runner, run.stock.runner):
         for name in ("seq_lens", "positions", "num_computed_tokens"):
             getattr(runner, name).fill_(77)
@@ -90,7 +90,7 @@ def test_memory_that_was_given_back_is_filled(
 
 def settled(run: LockstepRun, most: int) -> list[int]:
     """The number of steps whose tokens are not written yet, as each of some steps ends."""
-    tokens = live.of(run.ours.batch).history
+    tokens = worker.of(run.ours.batch).history
     assert tokens is not None
     lengths = []
     for _ in range(most):
@@ -256,13 +256,13 @@ def test_kernel_equals_host(
     starts[count + 1 :] = total
     one.optimistic_seq_lens_cpu[:count] = torch.from_numpy(rows.computed + rows.lengths)
     one.discard_request_mask.np[:count] = rows.discarded
-    expected = step_inputs.prepare(one, rows, tokens, tables)
+    expected = step_inputs.write_on_cpu(one, rows, tokens, tables)
     words = np.full(5000, 55, np.int32)
     size = step_inputs.pack(rows, words)
     assert (words[size:] == 55).all()
     indices = torch.full((133,), 99, dtype=torch.int32)
     with interpreted("step_inputs") as kernels:
-        kernels.prepare(
+        kernels.launch(
             other,
             torch.from_numpy(words),
             count,

@@ -11,7 +11,7 @@ from support.batches import Spec, empty, fill
 from support.scheduling import make_scheduler
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
 from vllm.v1.kv_cache_interface import MambaSpec
-from vllm.v1.readiness import live
+from vllm.v1.readiness import worker
 from vllm.v1.utils import CpuGpuBuffer
 
 TOKENS = 512
@@ -79,7 +79,7 @@ class Runner:
         total = sum(lengths)
         slots = {number: torch.zeros(total, dtype=torch.int64) for number in range(len(GROUPS))}
         if hasattr(self.batch, "readiness"):
-            metadata = live.of(self.batch).step_metadata
+            metadata = worker.of(self.batch).step_metadata
             assert metadata is not None
             metadata.begin_step()
             made = metadata.make_slots(runner, total, None)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import modules
 from support.batches import Spec, empty, fill, state
-from vllm.v1.readiness import live
+from vllm.v1.readiness import live, worker
 from vllm.v1.readiness.sample import sampler_copies_mrv2
 from vllm.v1.readiness.sample.sampler_copies_mrv2 import Handling
 
@@ -33,11 +33,11 @@ def batch_without_our_constructor() -> Any:
 
 def prepare(batch: Any, sampler: Any = None) -> None:
     """Begin a step of a runner with this sampler, or with vLLM's own."""
-    mine = live.of(batch)
+    mine = worker.of(batch)
     if mine.history is not None:
         mine.history.begin_step()
     runner = sampler and SimpleNamespace(sampler=sampler)
-    mine.prepare(torch.zeros(1, VOCABULARY), None, runner)
+    mine.begin_sampling(torch.zeros(1, VOCABULARY), None, runner)
 
 
 def test_a_batch_without_our_constructor_is_upstreams(
@@ -54,8 +54,8 @@ def test_a_batch_without_our_constructor_is_upstreams(
         batch.refresh_metadata()
     assert ours.req_ids == stock.req_ids
     assert (ours.token_ids_cpu == stock.token_ids_cpu).all()
-    mine = live.of(ours)
-    mine.prepare(torch.zeros(4, VOCABULARY), None)
+    mine = worker.of(ours)
+    mine.begin_sampling(torch.zeros(4, VOCABULARY), None)
     mine.observe_sampled(torch.zeros(4, 1), torch.zeros(4, dtype=torch.bool))
     assert not mine.settle_for_sampling()
     assert mine.history is None
@@ -73,22 +73,22 @@ def test_a_batch_of_another_class_is_left_alone(caplog_vllm: pytest.LogCaptureFi
         __slots__ = ()  # it cannot be referenced weakly, either
 
     batch = Unknown()
-    attached = live.of(batch)
+    attached = worker.of(batch)
     attached.cut("r0", 1)
-    attached.prepare(torch.zeros(1, VOCABULARY), None, SimpleNamespace(sampler=object()))
+    attached.begin_sampling(torch.zeros(1, VOCABULARY), None, SimpleNamespace(sampler=object()))
     assert attached.host_needs_drafts()
     assert attached.history is None
     assert attached.outputs.readbacks is None
-    assert live.of(batch) is attached
+    assert worker.of(batch) is attached
     assert sum("Unknown does not" in r.getMessage() for r in caplog_vllm.records) == 1
 
 
 def test_a_mock_is_left_alone() -> None:
     """Upstream's own tests call runners' methods with mocks, which have every attribute."""
     batch = mock.MagicMock()
-    attached = live.of(batch)
+    attached = worker.of(batch)
     assert isinstance(attached, live.LiveBatch)
-    assert live.of(batch) is attached
+    assert worker.of(batch) is attached
     assert attached.step_metadata is None
 
 
@@ -106,7 +106,7 @@ def sampled(load: Any, logits: torch.Tensor) -> Any:
     fill(batch, [Spec([1, n], [2], {"logprobs": 2}) for n in range(3)])
     if hasattr(batch, "readiness"):
         batch.readiness.history.begin_step()
-        batch.readiness.prepare(logits, None, SimpleNamespace(sampler=sampler))
+        batch.readiness.begin_sampling(logits, None, SimpleNamespace(sampler=sampler))
     with torch.compiler.set_stance("force_eager"):  # it would compile every shape
         return sampler(logits, batch.sampling_metadata)
 

@@ -122,7 +122,7 @@ class Pair:
 
     def _prepare(self, logits: torch.Tensor, drafts: SpecDecodeMetadata | None) -> None:
         self.ours.readiness.history.begin_step()
-        self.ours.readiness.prepare(logits, drafts)
+        self.ours.readiness.begin_sampling(logits, drafts)
 
     def sample(self, tokens: list[list[int]], discarded: Sequence[int] = ()) -> None:
         """Record a step's sampled tokens by row; those of discarded rows do not count."""

@@ -133,7 +133,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def fail_third_slot(monkeypatch: pytest.MonkeyPatch, slots: Any) -> None:
     """Make the allocation of a feature's third slot run out of memory."""
-    build, numbers = slots._build, itertools.count(1)
+    build, numbers = slots.build, itertools.count(1)
 
     def build_two(rows: list[int]) -> list[torch.Tensor]:
         if any(next(numbers) == 3 for _ in rows):
@@ -141,4 +141,4 @@ def fail_third_slot(monkeypatch: pytest.MonkeyPatch, slots: Any) -> None:
         slots: list[torch.Tensor] = build(rows)
         return slots
 
-    monkeypatch.setattr(slots, "_build", build_two)
+    monkeypatch.setattr(slots, "build", build_two)

@@ -112,7 +112,7 @@ def under_test(load: Callable[[str], Any], case: Case) -> SamplerUnderTest:
     def prepare() -> None:
         if hasattr(batch, "readiness"):
             batch.readiness.history.begin_step()
-            batch.readiness.prepare(logits, drafts)
+            batch.readiness.begin_sampling(logits, drafts)
 
     prepare()  # The first step recognises the samplers; copies are planned from the second on.
 

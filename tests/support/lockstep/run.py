@@ -12,7 +12,7 @@ import pytest
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.readiness import live, registry
+from vllm.v1.readiness import registry, worker
 from vllm.v1.readiness.sample import thinking_fixes
 from vllm.v1.request import Request, RequestStatus
 
@@ -149,7 +149,7 @@ class LockstepRun:
             late = RunnerUnderTest(modules.overlaid, self, lambda: False, reads=reads)
             self.twins.append(late)
         # Of thinking budgets, upstream's holder with our fixes is the oracle for the feature.
-        on = live.of(self.ours.batch).on
+        on = worker.of(self.ours.batch).on
         if not on.isdisjoint(THINKING_FIXES):
             thinking_fixes.mend(self.stock.batch, on)
         return [self.stock, self.ours, *self.twins]

@@ -1,34 +1,11 @@
-"""Base class of features and fixes that keep state of a batch's rows, and a request's record."""
+"""Base class of features and fixes that keep state of a batch's rows."""
 
 # mirrors: nothing
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from vllm.v1.readiness.engine import subclasses
-
 if TYPE_CHECKING:
-    import torch
-    from vllm.v1.readiness.sample.slots import KeptSlot
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """State that the worker keeps of a request: the attribute ``readiness`` of its state object.
-
-    Attributes:
-        kept: slots of a request that left the batch, by feature.
-        joined: number of tokens, and the generator's state, when the request joined the batch.
-    """
-
-    kept: "dict[str, KeptSlot]" = field(default_factory=dict)
-    joined: "tuple[int, torch.Tensor] | None" = None
-
-
-def record(request: "CachedRequestState") -> RequestRecord:
-    """Return the record of a request, made on first use."""
-    return subclasses.remembered(request, RequestRecord)
 
 
 class Feature:

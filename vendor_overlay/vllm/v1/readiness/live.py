@@ -13,13 +13,15 @@ of ``gpu_model_runner``, unless their file is named.
    their tokens are in ``token_ids_cpu`` and the output lists. They have usually arrived; a late
    copy is waited for with the owner ``history``. While nothing on the host reads tokens, steps stay
    in flight, up to 16, and are settled together. Then requests that continue are updated at once
-   (:meth:`StepInputs.advance`), and upstream's loop adds and removes the others.
+   (:meth:`StepInputs.advance`), and upstream's loop removes and adds the others:
+   :meth:`LiveBatch.remove_request` and :meth:`LiveBatch.add_request` tell all that keep state of
+   rows. A request that may return keeps its slots (:class:`Slots`).
 2. ``_prepare_inputs`` reads the token of step *n* - 1 on the device, where the sampler has left it:
    :meth:`StepInputs.prepare` for all rows with one kernel, or where that does not serve, such as
    with drafts, :meth:`InputIds.fill`. Ids of new blocks, which came with 1, are sent by
    :meth:`BlockTables.commit`; the kernel writes the slot mappings, and :class:`StepMetadata` hands
    them to attention.
-3. ``_sample`` calls :meth:`LiveBatch.prepare`, which fills the slots of new requests, and the batch
+3. ``_sample`` calls :meth:`LiveBatch.begin_sampling`, which builds missing slots, and the batch
    calls :meth:`LiveBatch.settle_for_sampling`, which waits only if a reader
    (:mod:`~.sample.readers`) needs the newest token of some row.
 4. ``sampler.py`` and ``rejection_sampler.py`` offer metadata and logits to
@@ -47,47 +49,29 @@ place of 6 and 7, waits once for their event (owner ``output``) and writes them 
 
 from collections.abc import Callable
 from contextlib import suppress
-from operator import is_
 from sys import modules
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 from weakref import proxy
 
 import torch
-from vllm.logger import init_logger
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.core import mask_rows
 from vllm.v1.readiness.engine import fences, gauges, subclasses, switch
 from vllm.v1.readiness.feature import Feature
-from vllm.v1.readiness.frontend import cached_prompt_logprobs
-from vllm.v1.readiness.inputs import (
-    block_tables,
-    draft_lengths,
-    drafter_ranks,
-    empty_states,
-    prompt_embeds,
-    restarts,
-    rope_positions,
-    slot_mappings,
-    undrafted_rows,
-    uniform_decode,
-)
+from vllm.v1.readiness.inputs import block_tables, slot_mappings
 from vllm.v1.readiness.inputs.accepted_counts import AcceptedCounts
 from vllm.v1.readiness.inputs.input_ids import InputIds
-from vllm.v1.readiness.inputs.pinned_inputs import keep as keep_inputs
 from vllm.v1.readiness.inputs.row_state import RowState
 from vllm.v1.readiness.inputs.step_inputs import StepInputs
 from vllm.v1.readiness.inputs.step_metadata import StepMetadata
 from vllm.v1.readiness.outputs import readback
 from vllm.v1.readiness.outputs.history import History, LiveRows
-from vllm.v1.readiness.outputs.model_outputs import Outputs, wait
+from vllm.v1.readiness.outputs.model_outputs import Outputs
 from vllm.v1.readiness.sample import (
-    allowed_tokens,
     bad_words,
     closed_grammars,
     logprob_ranks,
     penalties,
-    prompt_chunks,
-    prompt_logits,
     readers,
     sampler_copies,
     stop_tokens,
@@ -98,7 +82,6 @@ from vllm.v1.readiness.sample.grammars import Grammars
 from vllm.v1.readiness.sample.seeds import Seeds
 from vllm.v1.readiness.sample.thinking_budget import ThinkingBudget
 from vllm.v1.readiness.sample.warm_up import WarmUp
-from vllm.v1.readiness.watch.startup import start
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,32 +90,6 @@ if TYPE_CHECKING:
     from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-#: The door of V1's worker: what its patched files call.
-__all__ = [
-    "LiveBatch",
-    "Outputs",
-    "allowed_tokens",
-    "attach",
-    "cached_prompt_logprobs",
-    "detached_state",
-    "draft_lengths",
-    "drafter_ranks",
-    "empty_states",
-    "keep_inputs",
-    "of",
-    "prompt_chunks",
-    "prompt_embeds",
-    "prompt_logits",
-    "restarts",
-    "rope_positions",
-    "start",
-    "undrafted_rows",
-    "uniform_decode",
-    "wait",
-]
-
-logger = init_logger(__name__)
 
 #: Words that serve pooling models, which sample nothing.
 _POOLING = frozenset(
@@ -145,32 +102,6 @@ _POOLING = frozenset(
         registry.WARM_UP,
     }
 )
-_THINKING_FIXES = frozenset(
-    {registry.THINKING_ROWS, registry.THINKING_SECTIONS, registry.THINKING_UNLIMITED}
-)
-
-
-def attach(batch: "InputBatch", num_spec_tokens: int) -> None:
-    """Attach a live batch to an InputBatch. Called in the InputBatch's constructor."""
-    setattr(batch, subclasses.ATTRIBUTE, LiveBatch(batch, num_spec_tokens))
-
-
-def detached_state(batch: "InputBatch") -> dict[str, Any]:
-    """Return an InputBatch's state for ``__getstate__``, with the overlay disabled."""
-    state: dict[str, Any] = vars(batch)
-    if isinstance(live := state.get(subclasses.ATTRIBUTE), LiveBatch):
-        live.settle_older()
-        state = {**state, subclasses.ATTRIBUTE: _off()}
-    return state
-
-
-def _off() -> "LiveBatch":
-    return LiveBatch(None, 0, frozenset())
-
-
-def of(batch: "InputBatch") -> "LiveBatch":
-    """Return the live batch of an InputBatch; one with everything off if its class skips attach."""
-    return subclasses.attached(batch, LiveBatch, lambda: LiveBatch(batch, 0, frozenset()))
 
 
 class LiveBatch:
@@ -202,8 +133,7 @@ class LiveBatch:
             readers.check_declarations(batch)
             on = readers.count_plugin_processors(batch, on)
         self.serving = on
-        #: Samplers last checked for seams; None before the first check.
-        self._samplers: list[object] | None = None
+        self._samplers: list[object] = []  #: Samplers last checked for seams.
         self._samplers_plan_copies = False
         self._slots_with_seams: list[penalties.Penalties | bad_words.BadWords] = []
         # Rows and inputs
@@ -220,8 +150,7 @@ class LiveBatch:
         # Sampling
         if registry.CLOSED_GRAMMARS in on:
             closed_grammars.install(batch)
-        if not on.isdisjoint(_THINKING_FIXES):
-            thinking_fixes.mend(batch, on)
+        thinking_fixes.mend(batch, on)
         self.history = history = (
             History(batch, num_spec_tokens, self.requests) if registry.HISTORY in on else None
         )
@@ -262,9 +191,14 @@ class LiveBatch:
         #: Features and fixes that keep state of rows or requests.
         self._followers: list[Feature] = [each for each in followers if each is not None]
 
+    @classmethod
+    def off(cls, batch: "InputBatch | None" = None) -> "LiveBatch":
+        """Return a live batch with all features and fixes off."""
+        return cls(batch, 0, frozenset())
+
     def __reduce_ex__(self, protocol: SupportsIndex) -> "tuple[Callable[[], LiveBatch], tuple[()]]":
         """Pickle and copy as a live batch with all features and fixes off."""
-        return _off, ()
+        return LiveBatch.off, ()
 
     def __eq__(self, other: object) -> bool:
         """Compare the enabled words only, for callers that compare whole batches."""
@@ -333,32 +267,28 @@ class LiveBatch:
 
     def defers_prompts(self) -> bool:
         """Return whether new sampling metadata omits prompt token ids until penalties fall back."""
-        return self.penalties is not None and self.penalties in self._slots_with_seams
+        return self.penalties in self._slots_with_seams
 
-    # A step's inputs are prepared
+    # A step's inputs are prepared, or lost
 
     def check_inputs(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput", counts: "np.ndarray"
     ) -> None:
-        """See :meth:`History.check_inputs`. With pipeline parallelism, nothing is checked."""
-        # In a pipeline, the stage that samples does not embed tokens.
-        alone = runner.parallel_config.pipeline_parallel_size == 1
-        if self.history is not None and runner.use_async_scheduling and alone:
-            self.history.check_inputs(counts, scheduled.scheduled_spec_decode_tokens)
+        """See :meth:`History.check_inputs`."""
+        if self.history is not None:
+            self.history.check_inputs(runner, scheduled, counts)
 
     def forget_step(self) -> None:
         """Discard state of the last step. Called after a dummy run, which overwrites buffers."""
-        if self.step_inputs is not None and self.step_metadata is not None:
+        if self.step_inputs is not None:
             self.step_inputs.forget_step()
-            self.step_metadata.forget_step()
 
     def lose_block_tables(self) -> None:
         """Mark the block tables on the device as lost. Called when sleep mode discards them."""
         if self.block_tables is not None:
             self.block_tables.lose()
-        if self.step_inputs is not None and self.step_metadata is not None:
+        if self.step_inputs is not None:
             self.step_inputs.lose_block_tables()
-            self.step_metadata.lose_block_tables()
 
     # A step is sampled
 
@@ -372,13 +302,13 @@ class LiveBatch:
             scheduled, grammars, logits
         )
 
-    def prepare(
+    def begin_sampling(
         self,
         logits: torch.Tensor,
         drafts: "SpecDecodeMetadata | None",
         runner: "GPUModelRunner | None" = None,
     ) -> None:
-        """Decide which features process a step, and prepare them; the others fall back to upstream.
+        """Begin to sample a step: build missing slots, and leave to upstream what does not serve.
 
         ``logits`` is [positions, vocab]. ``runner`` may be None if the samplers are vLLM's own.
         """
@@ -386,28 +316,29 @@ class LiveBatch:
         if self.cpu_seeds is not None:
             self.cpu_seeds.keep(runner)
         if self.seeds is not None:
-            self.seeds.prepare(runner)
+            self.seeds.begin_sampling(runner)
         if self.history is None:
             return
-        begun = self.history.prepare()
-        if not begun:
-            self._leave_to_upstream(runner)
+        begun = self.history.begin_sampling(runner)
+        if not begun and self.thinking is not None:
+            self.thinking.begin_anew()
         # A derived batch may hold other output lists, which the samplers do not recognise.
         live = begun and self.batch.req_output_token_ids is self.rows
+        metadata = self.batch.sampling_metadata
         for slots in self.slots:
             if live and slots in self._slots_with_seams:
-                slots.prepare(self.batch.sampling_metadata, logits.shape[-1], drafts)
+                slots.begin_sampling(metadata, logits.shape[-1], drafts)
             else:
-                slots.leave_step()
+                slots.leave_step(gauges.OTHER_CLASS)
             if not slots.serving:
-                slots.restore(self.batch.sampling_metadata)
+                slots.restore(metadata)
 
     def _check_samplers(self, runner: "GPUModelRunner | None") -> None:
         plans = registry.SAMPLER_COPIES in self.serving
         if not (self.slots or plans):
             return
         samplers = [getattr(runner, name, None) for name in ("sampler", "rejection_sampler")]
-        if self._samplers is not None and all(map(is_, samplers, self._samplers)):
+        if samplers == self._samplers:
             return
         self._samplers = samplers
         self._slots_with_seams = [
@@ -417,18 +348,6 @@ class LiveBatch:
         ]
         self._samplers_plan_copies = plans and subclasses.all_have_seam(samplers, sampler_copies)
         self.plan(self.batch.sampling_metadata)
-
-    def _leave_to_upstream(self, runner: "GPUModelRunner | None") -> None:
-        """Fall back to upstream, because the runner may truncate outputs without :meth:`cut`."""
-        gauges.fall_back(registry.HISTORY, gauges.OTHER_CLASS)
-        logger.warning_once(
-            "Readiness overlay: %s does not call GPUModelRunner._update_states. Falling back to "
-            "vLLM for penalties, bad words and thinking budgets, for which the host waits on every "
-            "step.",
-            "the runner" if runner is None else subclasses.full_name(type(runner)),
-        )
-        if self.thinking is not None:
-            self.thinking.begin_anew()
 
     def settle_for_sampling(self) -> bool:
         """Settle steps whose tokens a reader on the host needs; False to fall back to upstream."""

@@ -71,6 +71,10 @@ _SKIPPED = bounds.Skipped(
 class Running:
     """Running requests of one scheduler.
 
+    In a step, upstream's code calls :meth:`begin`; in its loop :meth:`advance`; then
+    :meth:`cached_data`; and after the step :meth:`counts_to_advance` and, under async scheduling,
+    :meth:`placeholders_to_add`. If :meth:`begin` returns None, upstream schedules the whole step.
+
     ``rows``, and the lists created with it, are valid while ``scheduler.running`` equals ``rows``.
     All other lists belong to the step being scheduled.
     """

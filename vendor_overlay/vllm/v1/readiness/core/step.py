@@ -25,7 +25,7 @@ their file is named; modules without an attribute here keep no state.
 7. ``update_from_output`` gets the tokens. :meth:`FailedLoads.arrive`, :meth:`Preemption.arrive` and
    :meth:`KVTransfers.arrive` remove results that are dropped; :meth:`FailedLoads.handle` finds the
    requests that used KV that failed to load.
-8. :meth:`UpdateOutputs.left_to_upstream` appends the token of each request that continues, and
+8. :meth:`UpdateOutputs.serve` appends the token of each request that continues, and
    upstream's loop the others' (:mod:`~.core.grammar_stops`, :mod:`~.core.reasoning_ends`). Where a
    request ends, :meth:`Sessions.hold` keeps a session, and :meth:`KVTransfers.free` its blocks.
 9. :meth:`Sessions.resume` begins the turns that waited for this step.

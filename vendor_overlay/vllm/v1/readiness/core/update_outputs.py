@@ -51,7 +51,7 @@ class UpdateOutputs:
         self._scheduler = scheduler
         self._service = bounds.Service(scheduler, registry.UPDATE_OUTPUTS, _SKIPPED)
 
-    def left_to_upstream(
+    def serve(
         self,
         step: "SchedulerOutput",
         result: "ModelRunnerOutput",
@@ -59,8 +59,8 @@ class UpdateOutputs:
     ) -> Iterable[tuple[str, int]]:
         """Append a token to each request that continues, and its output to ``outputs`` by client.
 
-        Returns the id and number of scheduled tokens of each request left to upstream. The other
-        requests are updated in the step's order while the iterator advances.
+        Returns the id and number of scheduled tokens of each other request, for upstream's loop.
+        Requests are updated in the step's order while that loop advances the iterator.
         """
         counts: dict[str, int] = step.num_scheduled_tokens
         cache = self._service.cache()

@@ -2,6 +2,16 @@
 
 # mirrors: nothing
 
+from typing import TYPE_CHECKING
+
 from vllm.v1.readiness.engine.doors import door
 
-__getattr__ = door(__name__, "lora_slots", "lost_wakeups", "pinning", "switch")
+if TYPE_CHECKING:  # for editors
+    from vllm.v1.readiness.engine import (
+        lora_slots,
+        lost_wakeups,
+        pinning,
+        switch,
+    )
+
+__getattr__ = door(__name__)

@@ -287,15 +287,15 @@ class Continuing:
         state.readiness = None  # counted by its size
         return Continuation(state)
 
-    def left_to_upstream(
+    def serve(
         self,
         outputs: "list[EngineCoreOutput]",
         timestamp: float | None,
         stats: IterationStats | None,
     ) -> "Iterable[EngineCoreOutput]":
-        """Process the outputs of requests that continue; return the others.
+        """Process the outputs of requests that continue; return the others, for upstream's loop.
 
-        The outputs are processed in the message's order while the iterator advances.
+        Outputs are processed in the message's order while that loop advances the iterator.
         """
         if not self._serves():
             return outputs

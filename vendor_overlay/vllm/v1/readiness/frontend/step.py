@@ -10,7 +10,7 @@ unless their file is named.
 1. ``add_request`` refuses a turn of a session that has ended (:mod:`~.turns`). Requests are checked
    before (:mod:`~.bad_requests`, :mod:`~.grammar_bounds`), and items sent once
    (:mod:`~.mm_caches`).
-2. ``process_outputs`` passes a message to :meth:`Continuing.left_to_upstream`, which appends the
+2. ``process_outputs`` passes a message to :meth:`Continuing.serve`, which appends the
    tokens of requests that continue. Upstream's loop processes the other outputs, with the stop
    strings of :mod:`~.stop_strings` and the latencies of :mod:`~.request_times`. A session continues
    unless :func:`turns.continues` ends it.

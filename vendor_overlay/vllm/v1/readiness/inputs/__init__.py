@@ -2,6 +2,13 @@
 
 # mirrors: nothing
 
+from typing import TYPE_CHECKING
+
 from vllm.v1.readiness.engine.doors import door
 
-__getattr__ = door(__name__, "draft_gates")
+if TYPE_CHECKING:  # for editors
+    from vllm.v1.readiness.inputs import (
+        draft_gates,
+    )
+
+__getattr__ = door(__name__)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from vllm.distributed.kv_transfer import has_kv_transfer_group
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import switch
-from vllm.v1.readiness.feature import record
+from vllm.v1.readiness.inputs import records
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
@@ -28,11 +28,11 @@ def rejoin(runner: "GPUModelRunner", request: "CachedRequestState") -> None:
         return
     generator = request.generator
     if generator is not None:
-        joined = record(request).joined
+        joined = records.of(request).joined
         if joined is not None and joined[0] == request.num_tokens:
             generator.set_state(joined[1])
         else:
-            record(request).joined = request.num_tokens, generator.get_state()
+            records.of(request).joined = request.num_tokens, generator.get_state()
     params = request.sampling_params
     if params is None or params.prompt_logprobs is None or request.output_token_ids:
         return

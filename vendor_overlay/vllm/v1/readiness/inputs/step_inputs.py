@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: Methods of runners, batches and block tables that are skipped. None may be overridden.
+#: Methods of runners, batches and block tables that are skipped, or called once for all rows or
+#: groups. None may be overridden.
 _RUNNERS = (
     "_prepare_input_ids",
     "_compute_prev_positions",
@@ -108,7 +109,7 @@ class StepInputs(Feature):
         device = self.batch.device
         if device.type == "cpu":
             return
-        from vllm.v1.readiness.kernels.step_inputs import prepare
+        from vllm.v1.readiness.kernels.step_inputs import launch
 
         ints = torch.ones(16, dtype=torch.int32, device=device)
         longs = ints.to(torch.int64)
@@ -121,7 +122,7 @@ class StepInputs(Feature):
             input_ids=SimpleNamespace(gpu=ints),
         )
         for sampled in (None, ints.view(16, 1)):
-            prepare(buffers, ints, 1, 1, True, sampled, ints, longs.view(2, 8)[:0])
+            launch(buffers, ints, 1, 1, True, sampled, ints, longs.view(2, 8)[:0])
 
     def choose_slots(self, runner: "GPUModelRunner") -> None:
         """Allocate the buffers for the chosen slot mappings."""
@@ -130,10 +131,12 @@ class StepInputs(Feature):
     def lose_block_tables(self) -> None:
         """Allocate the device's buffers again for the next step: sleep mode discards them, too."""
         self._cache = None
+        self._metadata.lose_block_tables()
 
     def forget_step(self) -> None:
-        """Leave the next step's M-RoPE positions to upstream."""
+        """Leave the step's metadata and the next step's M-RoPE positions to upstream."""
         self._decoded = None
+        self._metadata.forget_step()
 
     def idle(self) -> None:
         """Release the request states of the last step."""
@@ -242,9 +245,9 @@ class StepInputs(Feature):
             tokens = _gather(runner, lengths, ends, computed, previous)
         rows = Rows(lengths, ends, computed, discarded, previous, tokens)
         if self._device is None:
-            logits_indices = prepare(runner, rows, sampled, self._tables)
+            logits_indices = write_on_cpu(runner, rows, sampled, self._tables)
         else:
-            logits_indices = self._device.prepare(runner, rows, sampled)
+            logits_indices = self._device.write(runner, rows, sampled)
         if runner.lora_config:
             runner.set_active_loras(batch, lengths, np.ones(count, np.int32))
         self._metadata.begin_step()
@@ -281,15 +284,15 @@ class _Device:
         places = places.pin_memory() if runner.pin_memory else places
         self._tables = places.to(runner.device, non_blocking=True)
 
-    def prepare(
+    def write(
         self, runner: "GPUModelRunner", rows: Rows, sampled: torch.Tensor | None
     ) -> torch.Tensor:
-        """Write all buffers on the device; see :func:`prepare`."""
-        from vllm.v1.readiness.kernels.step_inputs import prepare
+        """Write all buffers on the device; see :func:`write_on_cpu`."""
+        from vllm.v1.readiness.kernels.step_inputs import launch
 
         size, count, total = pack(rows, self._words), len(rows.ends), int(rows.ends[-1])
         self._sent[:size].copy_(self._host[:size], non_blocking=True)
-        prepare(
+        launch(
             *(runner, self._sent, count, total, rows.tokens is not None, sampled),
             *(self._logits_indices, self._tables),
         )
@@ -313,7 +316,7 @@ def pack(rows: Rows, words: np.ndarray) -> int:
     return size
 
 
-def prepare(
+def write_on_cpu(
     runner: "GPUModelRunner",
     rows: Rows,
     sampled: torch.Tensor | None,

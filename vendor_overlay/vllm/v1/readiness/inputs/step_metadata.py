@@ -40,7 +40,12 @@ class Part(NamedTuple):
 
 
 class StepMetadata:
-    """Builds attention metadata from the common metadata of earlier steps."""
+    """Builds attention metadata from the common metadata of earlier steps.
+
+    In a step, :meth:`StepInputs.prepare` calls :meth:`begin_step`, and upstream's runner then
+    :meth:`make_slots` and :meth:`build`, which uses those slots. If :meth:`build` returns None,
+    upstream builds the metadata, and :meth:`keep` gets it for later steps.
+    """
 
     def __init__(self, batch: "InputBatch") -> None:
         self.batch = batch

@@ -86,7 +86,7 @@ def prepare_kernel(
         tl.store(input_ids + end - 1, newest.to(tl.int32), mask=known)
 
 
-def prepare(
+def launch(
     runner: "GPUModelRunner",
     staged: "torch.Tensor",
     rows: int,

@@ -23,20 +23,26 @@ although the scheduler has discarded it; :meth:`History.check_inputs` raises an 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_input_ids
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex
 from weakref import ref
 
 import numpy as np
 import torch
-from vllm.v1.readiness.engine import fences
+from vllm.logger import init_logger
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import fences, gauges, subclasses
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.inputs import input_ids
 
 if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.readiness.live import LiveBatch
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+logger = init_logger(__name__)
 
 #: Token id that stands for a sampled token that has not been read back.
 PLACEHOLDER = -1
@@ -156,10 +162,21 @@ class History(Feature):
             or self.in_flight[-1].tokens.untyped_storage().nbytes() > SMALL
         )
 
-    def prepare(self) -> bool:
-        """Prepare for sampling a step; return whether :meth:`begin_step` was called for it."""
+    def begin_sampling(self, runner: "GPUModelRunner | None") -> bool:
+        """Begin to sample a step; return whether :meth:`begin_step` was called for it.
+
+        If not, the runner may truncate outputs without calling :meth:`cut`.
+        """
         self.batch_updated()
         self._prepared, self._begun = self._begun, False
+        if not self._prepared:
+            gauges.fall_back(registry.HISTORY, gauges.OTHER_CLASS)
+            logger.warning_once(
+                "Readiness overlay: %s does not call GPUModelRunner._update_states. Falling back "
+                "to vLLM for penalties, bad words and thinking budgets, for which the host waits "
+                "on every step.",
+                "the runner" if runner is None else subclasses.full_name(type(runner)),
+            )
         return self._prepared
 
     def batch_updated(self) -> None:
@@ -205,19 +222,23 @@ class History(Feature):
         """Store the number of tokens with which the request joins the batch."""
         self._joined[request.req_id] = request.num_tokens
 
-    def check_inputs(self, counts: np.ndarray, drafts: Mapping[str, Sequence[int]]) -> None:
+    def check_inputs(
+        self, runner: "GPUModelRunner", scheduled: "SchedulerOutput", counts: np.ndarray
+    ) -> None:
         """Check that upstream would not embed a placeholder in this step.
 
-        Called under async scheduling, before a step's tokens are gathered on the host. ``counts``
-        [rows] is the number of tokens to compute per row, drafts included.
+        Called before a step's tokens are gathered on the host. ``counts`` [rows] is the number of
+        tokens to compute per row, drafts included. Nothing is checked without async scheduling, nor
+        in a pipeline, whose last stage samples and does not embed tokens.
 
         Raises:
             IndexError: an input token was sampled since the request joined the batch and is not the
                 newest. The scheduler has discarded such a token.
         """
-        if counts.max() == 1:
+        alone = runner.parallel_config.pipeline_parallel_size == 1
+        if counts.max() == 1 or not (alone and runner.use_async_scheduling):
             return
-        batch, rows = self.batch, len(counts)
+        batch, rows, drafts = self.batch, len(counts), scheduled.scheduled_spec_decode_tokens
         computed = batch.num_computed_tokens_cpu[:rows]
         newest = computed + counts - 1
         if drafts:

@@ -58,43 +58,38 @@ class BadWords(Slots):
 
     # A request joins the batch, and its words and tail are sent
 
-    def add_request(self, request: "CachedRequestState") -> None:
-        """Give a request a slot if it has bad words, all of them supported."""
+    def wanted(self, request: "CachedRequestState") -> bool:
+        """Return whether a request has bad words, all of them supported."""
         params = request.sampling_params
         words = [] if params is None else params.bad_words_token_ids or []
-        supported = all(word and min(word) >= 0 and max(word) <= MAX_ID for word in words)
-        self.join(request, bool(words) and supported)
-        if words and supported:
-            self._words[request.req_id] = Words.of(words)
+        return bool(words) and all(
+            word and min(word) >= 0 and max(word) <= MAX_ID for word in words
+        )
+
+    def add_request(self, request: "CachedRequestState") -> None:
+        """Track the words of a request that may have a slot."""
+        super().add_request(request)
+        params = request.sampling_params
+        if request.req_id in self._slots and params is not None and params.bad_words_token_ids:
+            self._words[request.req_id] = Words.of(params.bad_words_token_ids)
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
         """Keep the request's slot, and drop its words."""
         super().remove_request(request, row)
         self._words.pop(request.req_id, None)
 
-    def prepare(
-        self, metadata: "SamplingMetadata", width: int, drafts: "SpecDecodeMetadata | None"
-    ) -> None:
-        """Build the missing slots, and begin a step."""
+    def supports(self, metadata: "SamplingMetadata", width: int) -> bool:
+        """Return whether slots support a step."""
         words = metadata.bad_words_token_ids
-        supported = (
-            words
+        return (
+            bool(words)
             and words is self.batch.bad_words_token_ids
             and len(words) == len(self._words)  # those of all requests are supported
             and width <= self.vocab_size  # upstream drops some tokens beyond the vocabulary
         )
-        if not self.begin(metadata, width, drafts, self._build if supported else None):
-            return
-        if self.kernels:
-            self._blocks = -(-max(map(len, words.values())) // _BLOCK)
-            return
-        of_rows = [self._words.get(req_id) for req_id in self.batch.req_ids]
-        self._tails = tails = Tails(self.send, of_rows, self.rows(), width)
-        for req_id, view in zip(self.batch.req_ids, tails.views, strict=True):
-            if view is not None:
-                self._slots[req_id] = view
 
-    def _build(self, rows: list[int]) -> list[torch.Tensor]:
+    def build(self, rows: list[int]) -> list[torch.Tensor]:
+        """Build the slots of rows."""
         return [self._build_slot(row) for row in rows]
 
     def _build_slot(self, row: int) -> torch.Tensor:
@@ -114,9 +109,22 @@ class BadWords(Slots):
         parts = (header, tail, words.lasts, words.lengths, starts, words.prefixes)
         return self.send(np.concatenate(parts), torch.int32)
 
+    def rows_changed(self) -> None:
+        """Send the addresses of slots, or without kernels, all words and tails."""
+        super().rows_changed()
+        if self.kernels:
+            longest = max(len(words.lasts) for words in self._words.values())
+            self._blocks = -(-longest // _BLOCK)
+            return
+        of_rows = [self._words.get(req_id) for req_id in self.batch.req_ids]
+        self._tails = tails = Tails(self.send, of_rows, self.rows(), self.width)
+        for req_id, view in zip(self.batch.req_ids, tails.views, strict=True):
+            if (slot := self._slots.get(req_id)) is not None:
+                slot.tensor = view
+
     # The samplers mask tokens, and the sampled tokens are appended to the tails
 
-    def _apply(
+    def launch(
         self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
     ) -> None:
         """Mask the tokens that would complete a word."""
@@ -131,10 +139,8 @@ class BadWords(Slots):
         grid = (len(self.addresses), self._blocks, positions)
         mask_kernel[grid](*arguments, MODE=mode, BLOCK=_BLOCK, num_warps=1)
 
-    def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+    def update(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
         """Append the sampled tokens to the tails."""
-        if not self.end():
-            return
         if not self.kernels:
             assert self._tails is not None
             self._tails.append(sampled, discarded)

@@ -46,10 +46,7 @@ _BLOCK = 1024
 
 
 class Penalties(Slots):
-    """Penalties of one batch, in the order of a request's life.
-
-    Its slot is built, applied and updated here. :class:`Slots` keeps or frees it in the end.
-    """
+    """Penalties of one batch. :class:`Slots` calls the methods in the order of a slot's life."""
 
     name = registry.PENALTIES
     fields = ("repetition_penalties", "frequency_penalties", "presence_penalties")
@@ -76,26 +73,22 @@ class Penalties(Slots):
 
     # A request joins the batch, and its tokens are counted
 
-    def add_request(self, request: "CachedRequestState") -> None:
-        """Give a request with a penalty a slot."""
+    def wanted(self, request: "CachedRequestState") -> bool:
+        """Return whether a request has a penalty."""
         params = request.sampling_params
-        penalised = params is not None and (
+        return params is not None and (
             params.repetition_penalty != 1.0
             or params.frequency_penalty != 0.0
             or params.presence_penalty != 0.0
         )
-        self.join(request, penalised)
 
-    def prepare(
-        self, metadata: "SamplingMetadata", width: int, drafts: "SpecDecodeMetadata | None"
-    ) -> None:
-        """Build the missing slots, and begin a step."""
+    def supports(self, metadata: "SamplingMetadata", width: int) -> bool:
+        """Return whether slots support a step."""
         # Upstream's padding id is the vocabulary size: a valid id if the logits are wider, and out
         # of range if they are narrower. Fall back in both cases.
-        supported = not metadata.no_penalties and width == self.vocab_size
-        self.begin(metadata, width, drafts, self._build if supported else None)
+        return not metadata.no_penalties and width == self.vocab_size
 
-    def _build(self, rows: list[int]) -> list[torch.Tensor]:
+    def build(self, rows: list[int]) -> list[torch.Tensor]:
         """Build the slots of rows, with kernels by one upload and one launch."""
         slots = [self.memory.take() for _ in rows]
         histories = [tokens for row in rows for tokens in self._tokens(row)]
@@ -138,7 +131,7 @@ class Penalties(Slots):
             ids = self.batch._make_prompt_token_ids_cpu_tensor()
             metadata.prompt_token_ids = ids.to(self.device, non_blocking=True)
 
-    def _apply(
+    def launch(
         self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
     ) -> None:
         """Apply penalties."""
@@ -156,10 +149,8 @@ class Penalties(Slots):
             *arguments, MODE=mode, DIVIDE=divide, BLOCK=_BLOCK, num_warps=8, enable_fp_fusion=False
         )
 
-    def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+    def update(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
         """Count the sampled tokens in the slots."""
-        if not self.end():
-            return
         if not (self.kernels and sampled.stride(-1) == 1):
             penalties_torch.count(self.rows(), sampled, discarded, self.vocab_size)
             return

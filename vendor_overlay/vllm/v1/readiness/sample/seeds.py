@@ -184,7 +184,7 @@ class Seeds:
                 *(torch.__version__, self.device, reason),
             )
 
-    def prepare(self, runner: object) -> None:
+    def begin_sampling(self, runner: object) -> None:
         """Check whether the runner's class is part of vLLM; None counts as such a class."""
         self._runner_known = runner is None or type(runner).__module__.startswith("vllm.")
 

@@ -14,7 +14,7 @@ micro-batch of a pipeline) keeps its slot, which is reused if the request return
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import is_
 from types import SimpleNamespace
@@ -27,7 +27,8 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.triton_utils import HAS_TRITON
 from vllm.v1.readiness.engine import gauges, subclasses, switch
-from vllm.v1.readiness.feature import Feature, record
+from vllm.v1.readiness.feature import Feature
+from vllm.v1.readiness.inputs import records
 from vllm.v1.readiness.inputs.uploads import upload
 from vllm.v1.readiness.outputs.history import LiveRows
 
@@ -44,19 +45,21 @@ logger = init_logger(__name__)
 
 
 @dataclass(eq=False)
-class KeptSlot(subclasses.Uncopied):
-    """Slot of a request that left the batch, and the state of the request at that time."""
+class Slot(subclasses.Uncopied):
+    """Slot of one request, and if it has left the batch, the state of the request at that time."""
 
-    slot: torch.Tensor | None  # None once released
-    params: "SamplingParams | None"  # a new object in each turn of a streaming session
-    length: tuple[int, int]  # number of prompt tokens, and of prompt and output tokens
+    tensor: torch.Tensor | None  # None once released
+    address: int
+    params: "SamplingParams | None" = None  # a new object in each turn of a streaming session
+    length: tuple[int, int] = (0, 0)  # number of prompt tokens, and of prompt and output tokens
 
 
 class Slots(Feature, ABC):
     """Slots of one batch for one feature, which derives from this class.
 
-    The feature calls :meth:`join` for a new request, :meth:`begin` when a step is prepared and
-    :meth:`end` when it has been sampled.
+    This class calls the feature, in the order of a slot's life: :meth:`wanted` when a request is
+    added, :meth:`supports` and :meth:`build` when a step begins, :meth:`launch` when the samplers
+    apply the feature, and :meth:`update` with the sampled tokens.
     """
 
     name: ClassVar[str]  #: The feature's name, which is also the owner of its fences.
@@ -77,10 +80,10 @@ class Slots(Feature, ABC):
         #: Whether Triton kernels serve the device. PyTorch serves others (CPU, ROCm, XPU).
         self.kernels = HAS_TRITON and current_platform.is_cuda()
         #: Request id to slot; None if the slot must be built before the next step.
-        self._slots: dict[str, torch.Tensor | None] = {}
+        self._slots: dict[str, Slot | None] = {}
         #: Slots of requests that have left the batch, oldest first. Each is owned by its request's
         #: state object, and is freed when the runner drops that object.
-        self._kept: WeakValueDictionary[str, KeptSlot] = WeakValueDictionary()
+        self._kept: WeakValueDictionary[str, Slot] = WeakValueDictionary()
         self._exhausted = False
         #: Reason why the newest step fell back to upstream; empty if slots serve it.
         self._left = ""
@@ -92,7 +95,6 @@ class Slots(Feature, ABC):
         #: Address of each row's slot, int64 [requests], 0 if it has none. For kernels.
         self.addresses: torch.Tensor | None = None
         self._metadata: SamplingMetadata | None = None
-        self._count = 0  # number of rows
         gauges.watch(self)
 
     def warm_up(self) -> None:
@@ -110,35 +112,43 @@ class Slots(Feature, ABC):
         self.observe_sampled(zeros, zeros[0].bool())
         self._forget_step()
 
-    # A request joins the batch
+    # A request is added
 
-    def join(self, request: "CachedRequestState", wanted: bool) -> None:
-        """Reuse the request's kept slot, or mark the request to get a new one, if ``wanted``."""
+    @abstractmethod
+    def wanted(self, request: "CachedRequestState") -> bool:
+        """Return whether a request uses the feature, and may have a slot."""
+
+    def add_request(self, request: "CachedRequestState") -> None:
+        """Reuse the request's kept slot, or mark the request to get a new one, if wanted."""
         req_id, slot = request.req_id, None
-        kept = (of_request := record(request).kept).get(self.name)
+        kept = (of_request := records.of(request).kept).get(self.name)
         # A copy of a request shares its record, and may join another batch.
         if kept is not None and self._kept.get(req_id) is kept:
             del of_request[self.name], self._kept[req_id]
             length = (request.num_prompt_tokens, request.num_tokens)
             if kept.params is request.sampling_params and kept.length == length:
-                slot = kept.slot
-        if wanted:
+                slot = kept
+        if self.wanted(request):
             self._slots[req_id] = slot
             self._trim_kept(self.capacity - len(self._slots))
 
     # A step is sampled
 
-    def begin(
-        self,
-        metadata: "SamplingMetadata",
-        width: int,
-        drafts: "SpecDecodeMetadata | None",
-        build: Callable[[list[int]], list[torch.Tensor]] | None,
-    ) -> bool:
-        """Begin a step, or fall back to upstream; return whether the rows' slots have changed.
+    @abstractmethod
+    def supports(self, metadata: "SamplingMetadata", width: int) -> bool:
+        """Return whether slots support a step with these metadata and ``width`` columns."""
 
-        ``metadata`` is the live batch's; it is replaced whenever a row moves. ``build`` builds the
-        int32 slots of rows, and may raise OutOfMemoryError; None if slots do not support the step.
+    @abstractmethod
+    def build(self, rows: list[int]) -> list[torch.Tensor]:
+        """Build the int32 slots of rows. May raise torch.OutOfMemoryError."""
+
+    def begin_sampling(
+        self, metadata: "SamplingMetadata", width: int, drafts: "SpecDecodeMetadata | None"
+    ) -> None:
+        """Build the missing slots, and serve the step from slots, or leave it to upstream.
+
+        ``metadata`` is the live batch's; it is replaced whenever a row moves. ``width`` is the
+        number of columns of the logits.
         """
         if self.serving:
             logger.warning_once(
@@ -146,23 +156,26 @@ class Slots(Feature, ABC):
                 "rebuilt on every step, and the host waits for the device each time.",
                 self.name,
             )
-            self.leave_step()
-        self._left = gauges.OTHER_INPUT if build is None else self._fill(build)
-        if self._left:
-            self.leave_step()
-            return False
-        self.serving = True
+            self.leave_step(gauges.OTHER_CLASS)
+        left = self._fill() if self.supports(metadata, width) else gauges.OTHER_INPUT
+        if left:
+            self.leave_step(left)
+            return
+        self.serving, self._left = True, ""
         self.drafts = drafts
         self.values = [getattr(metadata, field) for field in self.fields]
-        if metadata is self._metadata and width == self.width:
-            return False
-        self._metadata, self.width, self._count = metadata, width, self.batch.num_reqs
-        if self.kernels:
-            addresses = [0 if slot is None else slot.data_ptr() for slot in self.rows()]
-            self.addresses = self.send(np.array(addresses, np.int64))
-        return True
+        if metadata is not self._metadata or width != self.width:
+            self._metadata, self.width = metadata, width
+            self.rows_changed()
 
-    def _fill(self, build: Callable[[list[int]], list[torch.Tensor]]) -> str:
+    def rows_changed(self) -> None:
+        """Send the address of each row's slot to the device."""
+        if self.kernels:
+            slots = map(self._slots.get, self.batch.req_ids)
+            addresses = [0 if slot is None else slot.address for slot in slots]
+            self.addresses = self.send(np.array(addresses, np.int64))
+
+    def _fill(self) -> str:
         """Build the missing slots; return the reason for a failure, else an empty string."""
         missing = [req_id for req_id, slot in self._slots.items() if slot is None]
         if not missing:
@@ -181,7 +194,8 @@ class Slots(Feature, ABC):
         self.history.settle_rows(rows, self.name)
         while True:
             try:
-                self._slots.update(zip(missing, build(rows), strict=True))
+                for req_id, tensor in zip(missing, self.build(rows), strict=True):
+                    self._slots[req_id] = Slot(tensor, tensor.data_ptr())
                 return ""
             except torch.OutOfMemoryError:
                 if not self._kept:
@@ -193,8 +207,9 @@ class Slots(Feature, ABC):
         return gauges.NO_ROOM
 
     def rows(self) -> list[torch.Tensor | None]:
-        """Return the slot of each row."""
-        return [self._slots.get(req_id) for req_id in self.batch.req_ids]
+        """Return the tensor of each row's slot."""
+        slots = map(self._slots.get, self.batch.req_ids)
+        return [None if slot is None else slot.tensor for slot in slots]
 
     @classmethod
     def take(
@@ -217,7 +232,7 @@ class Slots(Feature, ABC):
             return None, metadata
         slots = next((slots for slots in live.slots if isinstance(slots, cls)), None)
         if slots is not None:
-            positions = slots._count if drafts is None else len(drafts.draft_token_ids)
+            positions = live.batch.num_reqs if drafts is None else len(drafts.draft_token_ids)
             values = [getattr(metadata, field) for field in cls.fields]
             if (
                 slots.serving
@@ -238,43 +253,42 @@ class Slots(Feature, ABC):
 
     def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
         """Apply the feature in place to [requests, vocab]; ``after_drafts`` for bonus logits."""
-        self._apply(logits, self.drafts if after_drafts else None, per_draft=False)
+        self.launch(logits, self.drafts if after_drafts else None, per_draft=False)
 
     def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
         """Apply the feature in place to target logits [drafts of all requests, vocab]."""
-        self._apply(logits, drafts, per_draft=True)
+        self.launch(logits, drafts, per_draft=True)
 
     @abstractmethod
-    def _apply(
+    def launch(
         self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
     ) -> None:
         """Apply the feature in place to the logits of each draft, or behind all of a request's."""
 
     @abstractmethod
-    def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+    def update(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
         """Update the slots with a step's samples; see :meth:`LiveBatch.observe_sampled`."""
 
-    def end(self) -> bool:
-        """End a step; return whether its samples update the slots."""
-        if not self.serving:
-            self.leave_step()
-            return False
-        self.serving = False
-        return True
+    def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
+        """Update the slots, or mark them for rebuilding if they did not serve the step."""
+        if self.serving:
+            self.serving = False
+            self.update(sampled, discarded)
+        else:
+            self.leave_step(self._left)
 
-    def leave_step(self) -> None:
+    def leave_step(self, reason: str) -> None:
         """Leave the step to upstream, and mark all slots for rebuilding."""
-        if self._slots or self._count or self.serving:
-            self._forget_step()
-            self._slots = dict.fromkeys(self._slots)
-            if self._exhausted:
-                self._release()
+        self._left = reason
+        self._forget_step()
+        self._slots = dict.fromkeys(self._slots)
+        if self._exhausted:
+            self._release()
 
     def _forget_step(self) -> None:
         self.serving = False
         self.values = []
         self.drafts = self.addresses = self._metadata = None
-        self._count = 0
 
     # A request is cut or leaves the batch
 
@@ -298,14 +312,14 @@ class Slots(Feature, ABC):
         if slot is not None and not self.serving and not self.history.drafted:
             batch = self.batch
             length = (int(batch.num_prompt_tokens[row]), int(batch.num_tokens_no_spec[row]))
-            kept = KeptSlot(slot, request.sampling_params, length)
-            record(request).kept[self.name] = self._kept[req_id] = kept
+            slot.params, slot.length = request.sampling_params, length
+            records.of(request).kept[self.name] = self._kept[req_id] = slot
             self._trim_kept(self.capacity - len(self._slots))
 
     def _trim_kept(self, most: int) -> None:
         """Release the oldest kept slots beyond ``most``."""
         while len(self._kept) > max(0, most):
-            self._kept.pop(next(iter(self._kept))).slot = None
+            self._kept.pop(next(iter(self._kept))).tensor = None
 
     def idle(self) -> None:
         """Release all device memory."""
@@ -318,8 +332,8 @@ class Slots(Feature, ABC):
 
     def held(self) -> Iterator[gauges.Value]:
         """Yield the number of built slots and the device memory allocated for slots."""
-        slots = [slot for slot in list(self._slots.values()) if slot is not None]
-        nbytes = sum(slot.nbytes for slot in slots)
+        slots = [slot.tensor for slot in list(self._slots.values()) if slot is not None]
+        nbytes = sum(tensor.nbytes for tensor in slots if tensor is not None)
         if self.memory is not None:
             nbytes = self.memory.nbytes * self.memory.allocated
         yield gauges.Value(gauges.SLOTS, (self.name,), len(slots))

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from vllm.v1.sample.logits_processor.interface import BatchUpdate
     from vllm.v1.worker.gpu_input_batch import InputBatch
 
+_FIXES = frozenset(
+    {registry.THINKING_ROWS, registry.THINKING_SECTIONS, registry.THINKING_UNLIMITED}
+)
 #: Token ids per row.
 Lists = list[list[int]]
 #: Upstream's value for a request without a budget.
@@ -199,7 +202,9 @@ class FixedHolder(ThinkingBudgetStateHolder):  # type: ignore[misc]
 
 
 def mend(batch: "InputBatch", on: frozenset[str]) -> None:
-    """Replace the batch's state holder by a :class:`FixedHolder`, if it is upstream's."""
+    """Replace the batch's state holder by a :class:`FixedHolder`, if any of the fixes is on."""
+    if on.isdisjoint(_FIXES):
+        return
     holder = batch.thinking_budget_state_holder
     if type(holder) is ThinkingBudgetStateHolder:
         batch.thinking_budget_state_holder = FixedHolder(holder, on)

@@ -2,6 +2,13 @@
 
 # mirrors: nothing
 
+from typing import TYPE_CHECKING
+
 from vllm.v1.readiness.engine.doors import door
 
-__getattr__ = door(__name__, "startup")
+if TYPE_CHECKING:  # for editors
+    from vllm.v1.readiness.watch import (
+        startup,
+    )
+
+__getattr__ = door(__name__)
