@@ -117,11 +117,10 @@ _ON_A_CPU = [name for name in _USUAL if name != "thinking"]
 ENGINES: Mapping[str, Engine] = {
     "half-b": Engine("0.5B", HALF_B, (128, 32, 256, 8, 1), _USUAL),
     "seven-b": Engine("7B", SEVEN_B, (64,), _USUAL),
-    # Its layers do not compile with torch 2.11.
     "hybrid": Engine(
         *("hybrid", HYBRID, (64,), ["plain", "thinking-presence"]),
         mrv2=False,
-        graphs=["decodes"],
+        graphs=["piecewise"],
     ),
     "small": Engine("small", SMALL, (8,), _ON_A_CPU, prompt=32, output=32, length=1024),
     "tiny": Engine("tiny", {}, (4,), _ON_A_CPU, prompt=12, output=12, length=256),
