@@ -19,8 +19,8 @@ import pytest
 from environment.programs import BUILDAH
 from overlay.errors import Exit
 from support import sites
-from support.checkouts import checkout, git
-from support.sites import INFO, OVERLAY, RELEASE, REPO, UPSTREAM, run_package
+from support.checkouts import archive
+from support.sites import INFO, OVERLAY, RELEASE, REPO
 
 pytestmark = [
     pytest.mark.slow,
@@ -84,17 +84,6 @@ class Images:
             check=False,
             env={**os.environ, "TMPDIR": str(self._folder)},
         )
-
-
-def archive(root: Path) -> Path:
-    """Make the archive of this working tree; return its directory."""
-    checkout(root)
-    for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "-m", "all"]):
-        git(root, *command)
-    git(root, "tag", f"v{OVERLAY.pin.overlay}")  # The page names the archive of a release.
-    done = run_package("series", "dist", "--site", UPSTREAM, root=root)
-    assert done.returncode == Exit.DONE, done.stderr
-    return root / "build" / "dist"
 
 
 def _base(root: Path, tar: Path) -> None:

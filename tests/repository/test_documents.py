@@ -287,7 +287,9 @@ def test_readme_is_short() -> None:
 
 
 def test_the_documents_are_of_this_version() -> None:
-    text = "".join(page.read_text() for name, page in BY_NAME.items() if name != "CHANGELOG.md")
+    pages = [page for name, page in BY_NAME.items() if name != "CHANGELOG.md"]
+    pages += [REPO / "docs" / "vllm.service", REPO / "docs" / "ansible-play.yml"]
+    text = "".join(page.read_text() for page in pages)
     named = re.findall(r"(?:vllm-readiness-overlay-|Readiness overlay )(\d+\.\d+\.\d+)", text)
     assert set(named) == {__version__}
     heading = BY_NAME["CHANGELOG.md"].read_text().partition("\n## ")[2].partition("\n")[0]

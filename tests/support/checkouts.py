@@ -6,10 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from overlay.errors import Exit
 from overlay.pin import PACKAGE
 from series import errata
 
-from support.sites import REPO
+from support.sites import OVERLAY, REPO, UPSTREAM, run_package
 
 
 def make(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -53,6 +54,17 @@ def checkout(root: Path) -> Path:
     ours = f"vendor_overlay/{PACKAGE}"
     shutil.copytree(REPO / ours, root / ours)
     return root
+
+
+def archive(root: Path) -> Path:
+    """Make the archive of this working tree, as `make dist` does; return its directory."""
+    checkout(root)
+    for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "-m", "all"]):
+        git(root, *command)
+    git(root, "tag", f"v{OVERLAY.pin.overlay}")  # The page names the archive of a release.
+    done = run_package("series", "dist", "--site", UPSTREAM, root=root)
+    assert done.returncode == Exit.DONE, done.stderr
+    return root / "build" / "dist"
 
 
 def library(folder: Path) -> Path:
