@@ -49,6 +49,20 @@ BambaForCausalLM and Grok1ForCausalLM). Throughput: [measurements](measurements.
 | | mended | in part | not, or not known |
 | --- | ---: | ---: | ---: |
 """
+_MOVE = """
+**When to move**, as of 2026-11-28. A later release is the better answer if your model needs an
+architecture that {release} lacks; if each error that can affect you is *mended* there by the
+tables above; or if you want the overlay for speed alone, and serve what shows no gain in tokens/s:
+a model of 7B, or nearly all that was measured with few requests at a time
+([measurements](measurements.md#traffic)). Beside 0.26.0 only a model of 0.5B with 128 requests at
+a time was measured. Stay if your architecture is one of the 29.
+
+With a move the whole overlay goes: it refuses files of other releases. Of the {mended} errors that
+it mends, {left} are then left in whole or in part, as far as is known, {leaks} of them leaks
+between clients; some are errors of Model Runner V1, which upstream has deprecated. The features,
+the bounds of grammars, the variables `VLLM_READINESS...` and the metrics `vllm:readiness_...` go
+as well: adapt alerts and dashboards.
+"""
 _FIXES = """## The fixes
 
 A fix changes the output only where stock's is wrong; all else is bit-identical to stock. Upstream
@@ -100,6 +114,13 @@ def page(facts: Mapping[str, Any]) -> str:
     parts.append(_UPGRADE + _counts(f"overlay on {facts['release']}", mended, 0, len(errata)))
     for release in (*COUNTED, facts["read"]):
         parts[-1] += _counts(release, *mended_by(errata, release), len(errata))
+    left = {release: left_by(errata, release) for release in (*COUNTED, facts["read"])}
+    parts[-1] += _MOVE.format(
+        release=facts["release"],
+        mended=mended,
+        left=" and ".join(f"{len(names)} with {release}" for release, names in left.items()),
+        leaks=" and ".join(str(_leaks(errata, names)) for names in left.values()),
+    )
     parts.append(_FIXES.format(release=facts["release"]))
     parts += [_section(word, fix) for word, fix in facts.get("fixes", {}).items()]
     return "\n".join(parts)
@@ -128,6 +149,19 @@ def mended_by(errata: Mapping[str, Mapping[str, Any]], release: str) -> tuple[in
     whole = ["mended" in of and has(of["mended"]) for of in errata.values()]
     partly = [any(map(has, of.get("partly", ()))) for of in errata.values()]
     return sum(whole), sum(part > all_ for part, all_ in zip(partly, whole, strict=True))
+
+
+def left_by(errata: Mapping[str, Mapping[str, Any]], release: str) -> list[str]:
+    """Return the errata that the overlay mends, and that a release does not mend whole."""
+    return [
+        name
+        for name, erratum in errata.items()
+        if erratum["word"] is not None and not mended_by({name: erratum}, release)[0]
+    ]
+
+
+def _leaks(errata: Mapping[str, Mapping[str, Any]], names: list[str]) -> int:
+    return sum(errata[name]["severity"][0] == "leak between clients" for name in names)
 
 
 def _counts(name: str, whole: int, partly: int, errata: int) -> str:

@@ -113,6 +113,17 @@ def test_a_release_has_the_fixes_of_those_before_it() -> None:
     ]
 
 
+def test_a_release_leaves_what_it_does_not_mend_whole() -> None:
+    named: dict[str, dict[str, Any]] = {
+        "earlier": {"word": "a", "mended": "0.24.0"},
+        "later": {"word": "b", "mended": "0.27.0"},
+        "in part": {"word": "c", "partly": {"0.24.0": "a half"}},
+        "nowhere": {"word": "d"},
+        "not by the overlay": {"word": None},
+    }
+    assert errata.left_by(named, "0.26.0") == ["later", "in part", "nowhere"]
+
+
 def test_readme_counts_the_errata() -> None:
     text = (REPO / "README.md").read_text()
     rows = re.findall(r"errata\.md#([\w-]+)\).* \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
