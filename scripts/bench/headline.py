@@ -1,7 +1,8 @@
 """README's table to decide by, made of the committed runs.
 
 A row is what requests ask for, and a column a place: the model, the requests at a time, and what is
-compared with. A cell is the ratio of tokens/s with its interval where it is a claim.
+compared with. A cell is the ratio of tokens/s with its interval where it is a claim, and the ratio
+is bold where the interval is also narrow.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ ROWS: Mapping[str, str] = {
     "JSON or another grammar, a tenth": "grammars",
 }
 CORNER = "requests with"
+#: The upper bound of a narrow interval over its lower bound, at most.
+NARROW = 3.0
 NO_GAIN, NOT_MEASURED, REFUSED = "no gain shown", "-", "V2 refuses it"
 
 
@@ -82,6 +85,9 @@ def _cell(runs: list[Comparison], asked: str, column: Column) -> str:
     if not claims:
         return NO_GAIN
     # Of the three decimals that docs/measurements.md has.
-    ratio, low, high = (f"{round(bound or 0.0, 3):.2f}" for bound in claims[0][2:5])
-    text = f"**{ratio}** ({low} to {high})" + " slower" * ((claims[0].ratio or 0.0) < 1)
+    ratio, low, high = (round(bound or 0.0, 3) for bound in claims[0][2:5])
+    bold = "**" * (high <= NARROW * low)
+    text = f"{bold}{ratio:.2f}{bold} ({low:.2f} to {high:.2f})" + " slower" * (
+        (claims[0].ratio or 0.0) < 1
+    )
     return text + f" in {len(claims)} of {len(runs)} runs" * (len(claims) < len(runs))

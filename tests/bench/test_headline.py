@@ -12,6 +12,11 @@ GAIN, LOSS, NOISE, FEW = (
     Comparison(2.0, 1.0, 2.0, 0.9, 3.0, 5, "~"),
     Comparison(2.0, 1.0, 2.0, None, None, 4, "?"),
 )
+WIDE, NARROW = (
+    Comparison(4.0, 1.0, 4.0, 1.1, 3.4, 5),
+    Comparison(4.0, 1.0, 4.0, 1.1, 3.3, 5),
+)
+MIXED = "mixed: penalties, top-p, seeds, logprobs"
 SHOWN, SLOWER = "**1.33** (1.10 to 1.50)", "**0.50** (0.40 to 0.60) slower"
 
 
@@ -21,7 +26,7 @@ def of(
     return (engine, case, ("overlaid", side)), compared
 
 
-def test_a_cell_is_the_worst_claim_of_its_place() -> None:
+def test_a_cell_is_the_worst_claim_of_its_place_and_bold_if_narrow() -> None:
     readme = "# Title\n\n| requests with | old |\n| --- | --- |\n| a | b |\n\nText.\n\nMore.\n"
     updated = headline.update(
         readme,
@@ -34,6 +39,8 @@ def test_a_cell_is_the_worst_claim_of_its_place() -> None:
             *(of("0.5B, full", "seeded, 128", GAIN), of(USUAL, "seeded, 8", GAIN)),
             *(of(THINKING, "mixed, 128", GAIN), of(THINKING, "thinking, 128", GAIN)),
             of("0.5B, 4 API servers", "logprobs, 128", GAIN),
+            of("0.5B, 1 API server", "logprobs, 128", NARROW),
+            of("0.5B, 1 API server", "mixed, 128", WIDE),
             of("hybrid, decodes, thinking budget configured", "thinking-presence, 64", LOSS),
             *(of(USUAL, "own traffic", GAIN), of(USUAL, "mixed, 128", GAIN, "overlaid=-fixes")),
         ],
@@ -55,6 +62,8 @@ def test_a_cell_is_the_worst_claim_of_its_place() -> None:
         ("a penalty", "0.5B, 128 at a time"): NO_GAIN,
         ("a penalty", "over 0.26.0, 0.5B, 128"): SHOWN,
         ("5 logprobs", "the same, four"): SHOWN,
+        ("5 logprobs", "0.5B, 128, HTTP, one API server"): "**4.00** (1.10 to 3.30)",
+        (MIXED, "0.5B, 128, HTTP, one API server"): "4.00 (1.10 to 3.40)",
         ("a thinking budget", "0.5B, 128 at a time"): SHOWN,
         ("a thinking budget", "over V2, 0.5B, 128"): REFUSED,
         ("a penalty and a thinking budget", "Bamba (hybrid), 64"): SLOWER,

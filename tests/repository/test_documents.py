@@ -228,10 +228,14 @@ def test_the_features_and_fixes_are_those_of_the_switch() -> None:
     assert list(line.groups()) == listed
 
 
-def test_the_page_of_features_lists_what_acts_under_model_runner_v2() -> None:
+def test_the_pages_say_what_acts_under_model_runner_v2() -> None:
     page = BY_NAME["docs/features.md"].read_text()
     listed = page.partition("\nUnder V2 these act")[2].partition("The engine logs")[0]
     assert set(re.findall("`([^`]+)`", listed)) == registry.ON_V2
+    counts = [len(names & registry.ON_V2) for names in registry.GROUPS.values()]
+    features, fixes = map(len, registry.GROUPS.values())
+    expected = f"[{counts[0]} of {features} features and {counts[1]} of {fixes} fixes]"
+    assert expected in BY_NAME["README.md"].read_text()
 
 
 def sections(name: str) -> dict[str, str]:
