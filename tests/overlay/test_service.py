@@ -13,7 +13,7 @@ from support.booted import booted
 from support.checkouts import archive
 from support.sites import OVERLAY, REPO, UPSTREAM
 
-#: What the unit and the play start, and no others.
+#: Programs of the machine that the unit, the play and the test start.
 NEEDED = ("/usr/bin/python3", "/usr/bin/systemd-analyze", "/usr/bin/unshare")
 pytestmark = [
     pytest.mark.slow,

@@ -34,7 +34,7 @@ _GROUPS = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 
 @contextmanager
 def booted(folder: Path, user: str) -> Iterator[list[str]]:
-    """Boot; skip the test where this is not permitted, or there is no systemd.
+    """Boot this machine's systemd; skip the test where namespaces are not permitted.
 
     Args:
         folder: of the test. Its ``opt`` is ``/opt`` there, its ``units`` are more units, and
@@ -69,7 +69,7 @@ def booted(folder: Path, user: str) -> Iterator[list[str]]:
 
 
 def _wait(outer: "subprocess.Popen[bytes]") -> list[str]:
-    """The words in front of a command, once the machine is up."""
+    """Wait until it is up; return the words in front of a command."""
     children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
     for _ in range(200):
         assert outer.poll() is None, "systemd has not started; stderr and the console say why"
