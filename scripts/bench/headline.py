@@ -43,11 +43,12 @@ class Column(NamedTuple):
 COLUMNS: Mapping[str, Column] = {
     "0.5B, 128 at a time": Column("0.5B, piecewise", 128),
     "7B, 64": Column("7B, piecewise", 64),
-    "Bamba (hybrid), 64": Column("hybrid, decodes", 64),
+    "Bamba (hybrid), 64": Column("hybrid, piecewise", 64),
     "0.5B, 128, HTTP, one API server": Column("0.5B, 1 API server", 128),
     "the same, four": Column("0.5B, 4 API servers", 128),
     "over V2, 0.5B, 128": Column("0.5B, piecewise", 128, "mrv2"),
     "over 0.26.0, 0.5B, 128": Column("0.5B, piecewise", 128, "0.26.0"),
+    "over 0.26.0, 7B, 64": Column("7B, piecewise", 64, "0.26.0"),
 }
 
 

@@ -41,7 +41,7 @@ def test_a_cell_is_the_worst_claim_of_its_place_and_bold_if_narrow() -> None:
             of("0.5B, 4 API servers", "logprobs, 128", GAIN),
             of("0.5B, 1 API server", "logprobs, 128", NARROW),
             of("0.5B, 1 API server", "mixed, 128", WIDE),
-            of("hybrid, decodes, thinking budget configured", "thinking-presence, 64", LOSS),
+            of("hybrid, piecewise, thinking budget configured", "thinking-presence, 64", LOSS),
             *(of(USUAL, "own traffic", GAIN), of(USUAL, "mixed, 128", GAIN, "overlaid=-fixes")),
         ],
     )
