@@ -2,6 +2,7 @@
 
 import gc
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,6 +45,33 @@ def test_logits_of_another_batch_are_counted(fallbacks: dict[tuple[str, str], in
     batch.readiness.begin_sampling(logits, None)
     assert Penalties.take(batch.sampling_metadata, logits[:1])[0] is None
     assert fallbacks == {("penalties", gauges.OTHER_INPUT): 1}
+
+
+def test_a_runner_that_samples_by_itself_is_counted_as_another_class(
+    fallbacks: dict[tuple[str, str], int],
+) -> None:
+    """Its steps are not begun: before the first step that is, and after it."""
+    batch = empty(modules.overlaid, VOCABULARY)
+    fill(batch, [Spec([1], [2], PENALTY)])
+    logits = torch.randn(1, VOCABULARY)
+    assert Penalties.take(batch.sampling_metadata, logits)[0] is None
+    batch.readiness.history.begin_step()
+    batch.readiness.begin_sampling(logits, None)
+    assert Penalties.take(batch.sampling_metadata, logits)[0] is not None
+    batch.readiness.observe_sampled(torch.ones(1, 1, dtype=torch.int32), torch.zeros(1).bool())
+    assert Penalties.take(batch.sampling_metadata, logits)[0] is None
+    assert fallbacks == {("penalties", gauges.OTHER_CLASS): 2}
+
+
+def test_a_sampler_without_seams_is_counted_by_the_words_of_its_features(
+    fallbacks: dict[tuple[str, str], int],
+) -> None:
+    batch = empty(modules.overlaid, VOCABULARY)
+    batch.readiness.begin_sampling(
+        torch.randn(1, VOCABULARY), None, SimpleNamespace(sampler=object())
+    )
+    words = {word for word, reason in fallbacks if reason == gauges.OTHER_CLASS}
+    assert words == {"bad-words", "history", "penalties", "sampler-copies"}
 
 
 class Holding:

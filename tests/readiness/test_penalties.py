@@ -221,7 +221,7 @@ def test_a_kernel_builds_the_slots_that_torch_builds(
     ]
     _, batch = batches(specs, vocab, True)
     penalties = batch.readiness.penalties
-    for slot in [penalties.memory.take() for _ in specs]:
+    for slot in [penalties.memory.allocate() for _ in specs]:
         slot.fill_(-7)
     rows = [3, 0, 4, 2, 1]
     built = penalties.build(rows)

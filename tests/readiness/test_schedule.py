@@ -23,7 +23,7 @@ SETUP = Setup(seqs=8, blocks=200, budget=64, length=128)
 def served(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Numbers of requests in all steps: served by each feature, and left to upstream."""
     counts: Counter[str] = Counter()
-    advance, update = schedule.Running.advance_counts, update_outputs.UpdateOutputs._update
+    advance, update = schedule.Running._advance_counts, update_outputs.UpdateOutputs._update
 
     def advancing(self: Any, preempted: bool) -> Iterator[Any]:
         for item in advance(self, preempted):
@@ -39,7 +39,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts["update-outputs, left"] += left
         counts["update-outputs"] += len(step.num_scheduled_tokens) - left
 
-    monkeypatch.setattr(schedule.Running, "advance_counts", advancing)
+    monkeypatch.setattr(schedule.Running, "_advance_counts", advancing)
     monkeypatch.setattr(update_outputs.UpdateOutputs, "_update", updating)
     return counts
 
@@ -148,7 +148,7 @@ def test_a_scheduler_without_attributes_is_left_to_upstream(asynchronous: int) -
     own = step.of(bare)
     assert own.running.begin([], {}, {}) is None
     scheduled: Any = SimpleNamespace(num_scheduled_tokens={"r": 1})
-    assert [*own.running.counts_to_advance(scheduled)] == [("r", 1)]
+    assert [*own.running.advance_counts(scheduled)] == [("r", 1)]
     assert [*own.running.placeholders_to_add(scheduled)] == ["r"]
     result: Any = SimpleNamespace(sampled_token_ids=[[1]])
     assert [*own.update_outputs.serve(scheduled, result, {})] == [("r", 1)]

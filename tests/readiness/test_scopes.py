@@ -50,7 +50,7 @@ def test_a_trace_of_torch_names_the_parts_of_each_step(monkeypatch: pytest.Monke
         lockstep.run(5)
     lockstep.finish()
     counts = {event.key: event.count for event in profile.key_averages()}
-    for name in ("live batch: prepare", "live batch: observe_sampled", "penalties: apply"):
+    for name in ("live batch: begin_sampling", "live batch: observe_sampled", "penalties: apply"):
         assert counts[f"readiness {name}"] == 5, counts
     assert counts["readiness bad-words: apply"] == 5
     assert "readiness seeds: draw" not in counts

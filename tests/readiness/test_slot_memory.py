@@ -14,7 +14,7 @@ PENALTY = {"presence_penalty": 1.5}
 
 def test_slots_do_not_overlap() -> None:
     memory = SlotMemory(5, 3, CPU)
-    slots = [memory.take() for _ in range(3)]
+    slots = [memory.allocate() for _ in range(3)]
     for number, slot in enumerate(slots):
         slot.fill_(number + 1)
     assert [slot.tolist() for slot in slots] == [[n + 1] * 5 for n in range(3)]
@@ -22,19 +22,19 @@ def test_slots_do_not_overlap() -> None:
 
 def test_a_slot_that_is_let_go_of_is_taken_again() -> None:
     memory = SlotMemory(5, 3, CPU)
-    slots = [memory.take() for _ in range(3)]
+    slots = [memory.allocate() for _ in range(3)]
     address = slots[1].data_ptr()
     view = slots[1]
     del slots[1]
-    assert memory.take().data_ptr() != address  # of another slab: it is still held
+    assert memory.allocate().data_ptr() != address  # of another slab: it is still held
     del view
-    assert memory.take().data_ptr() == address
+    assert memory.allocate().data_ptr() == address
 
 
 def test_a_slot_that_outlives_its_release_is_not_given_out() -> None:
     """What is let go of later belongs to a slab that is gone."""
     memory = SlotMemory(5, 2, CPU)
-    late = memory.take()
+    late = memory.allocate()
     memory.release()
     assert memory.allocated == 2
     del late
@@ -44,7 +44,7 @@ def test_a_slot_that_outlives_its_release_is_not_given_out() -> None:
     memory.reserved = False
     memory.release()
     assert memory.allocated == 0
-    assert memory.take().shape == (5,)
+    assert memory.allocate().shape == (5,)
 
 
 def step(batch: Any) -> None:

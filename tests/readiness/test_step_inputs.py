@@ -72,8 +72,8 @@ def test_memory_that_was_given_back_is_filled(
     prepared: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the KV cache was asleep, the device may hold anything, the inputs' buffers included."""
-    suits = mock.Mock(wraps=step_inputs._suits)
-    monkeypatch.setattr(step_inputs, "_suits", suits)
+    suits = mock.Mock(wraps=step_inputs.is_supported)
+    monkeypatch.setattr(step_inputs, "is_supported", suits)
     run = LockstepRun()
     for number in range(2):
         run.add([1 + number, 2, 3], max_tokens=20, ignore_eos=True)

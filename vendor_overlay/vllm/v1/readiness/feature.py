@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Feature:
-    """Follows the rows of one InputBatch. Each method is a no-op by default."""
+    """Follows the rows of one InputBatch, as ``History`` and ``Slots`` do. Methods are no-ops."""
 
     def __init__(self, batch: "InputBatch") -> None:
         self.batch = batch
@@ -33,4 +33,4 @@ class Feature:
         """Prepare for truncating a request to ``length`` output tokens, placeholders included."""
 
     def idle(self) -> None:
-        """Release all state held for requests. Called when the batch is empty."""
+        """Release state held for requests. Called when the batch is empty."""

@@ -2,54 +2,56 @@
 
 Each InputBatch has a :class:`LiveBatch`, which owns the features and fixes of the batch as named
 attributes, and calls them by name. Only a change of a row (a request is added, removed, moved,
-swapped or truncated) goes to all that keep state of rows: each is a
+swapped or truncated) goes to all that follow rows: each is a
 :class:`~vllm.v1.readiness.feature.Feature`. A method that stands in for upstream's code returns a
 result, or None or False to fall back.
 
 **The path of a token**, sampled in step *n* under async scheduling. Upstream's functions are those
-of ``gpu_model_runner``, unless their file is named.
+of ``gpu_model_runner``, unless their file is named. They call :mod:`~.worker`; samplers call
+:mod:`~.sample`.
 
-1. ``_update_states`` calls :meth:`History.begin_step`: all steps but the newest are settled, so
-   their tokens are in ``token_ids_cpu`` and the output lists. They have usually arrived; a late
-   copy is waited for with the owner ``history``. While nothing on the host reads tokens, steps stay
-   in flight, up to 16, and are settled together. Then requests that continue are updated at once
-   (:meth:`StepInputs.advance`), and upstream's loop removes and adds the others:
-   :meth:`LiveBatch.remove_request` and :meth:`LiveBatch.add_request` tell all that keep state of
-   rows. A request that may return keeps its slots (:class:`Slots`).
-2. ``_prepare_inputs`` reads the token of step *n* - 1 on the device, where the sampler has left it:
-   :meth:`StepInputs.prepare` for all rows with one kernel, or where that does not serve, such as
-   with drafts, :meth:`InputIds.fill`. Ids of new blocks, which came with 1, are sent by
-   :meth:`BlockTables.commit`; the kernel writes the slot mappings, and :class:`StepMetadata` hands
-   them to attention.
-3. ``_sample`` calls :meth:`LiveBatch.begin_sampling`, which builds missing slots, and the batch
-   calls :meth:`LiveBatch.settle_for_sampling`, which waits only if a reader
-   (:mod:`~.sample.readers`) needs the newest token of some row.
-4. ``sampler.py`` and ``rejection_sampler.py`` offer metadata and logits to
-   :mod:`~.sample.penalties`, :mod:`~.sample.bad_words`, :mod:`~.sample.thinking_budget` and
-   :mod:`~.sample.sampler_copies`. The metadata belongs to a live batch if its output lists are that
-   batch's :attr:`LiveBatch.rows`. A slot that does not serve the step settles the lists, and
-   upstream's code runs on them.
-5. :meth:`LiveBatch.observe_sampled` counts the token in its request's slots, on the device.
-6. ``_bookkeeping_sync`` calls :meth:`History.place`: a placeholder, -1, is written into
+1. In ``sample_tokens``, :meth:`LiveBatch.apply_grammars` masks the logits. ``_sample`` calls
+   :meth:`LiveBatch.begin_sampling`, which builds missing slots (:meth:`Slots.begin_sampling`), and
+   ``InputBatch.update_async_output_token_ids`` :meth:`LiveBatch.settle_for_sampling`. Both wait
+   only if a new slot or a reader (:mod:`~.sample.readers`) needs the newest token of some row.
+2. ``sampler.py`` and ``rejection_sampler.py`` offer metadata and logits to :meth:`Slots.take`, and
+   apply the slots that it returns (:meth:`Penalties.launch`, :meth:`BadWords.launch`). Beside them
+   are :mod:`~.sample.thinking_budget`, :mod:`~.sample.sampler_copies`, and :meth:`Seeds.draw`. The
+   metadata belongs to a live batch if its output lists are that batch's :attr:`LiveBatch.rows`. If
+   slots do not serve the step, upstream's code runs on these lists, all settled.
+3. :meth:`LiveBatch.observe_sampled` counts the token in its request's slots, on the device
+   (:meth:`Penalties.update`).
+4. ``_bookkeeping_sync`` calls :meth:`History.place`: a placeholder, -1, is written into
    ``token_ids_cpu`` and the output list.
-7. ``AsyncGPUModelRunnerOutput`` calls :meth:`Outputs.start_async`, which copies ids and logprobs to
-   pinned memory and records an event, and :meth:`History.expect` keeps both as a step in flight.
-   ``sample_tokens`` returns; nothing has waited.
-8. ``get_output``, in another thread, waits for the event with the owner ``output``. The token goes
-   to the scheduler (:mod:`~.core.step`), and from there to the front end and its client
-   (:mod:`~.frontend.step`).
-9. When step *n* + 2 or a later one begins, the token is written over its placeholder, as in 1. In
-   step *n* + 1 it was read on the device, as in 2.
+5. ``AsyncGPUModelRunnerOutput`` calls :meth:`Outputs.start_async`, which copies ids and logprobs to
+   pinned memory and records an event; ``InputBatch.set_async_sampled_token_ids`` calls
+   :meth:`History.expect`, which keeps ids and event as a step in flight. ``sample_tokens`` returns.
+6. ``get_output``, which has a thread of its own if the executor has workers, waits for the event
+   with the owner ``output``. The engine core passes the token to the scheduler (:mod:`~.core.step`,
+   from 7), whose output goes to the front end and its client (:mod:`~.frontend.step`, from 2).
+7. In step *n* + 1, ``_update_states`` updates requests that continue at once
+   (:meth:`StepInputs.advance`, which also appends the ids of their new blocks to the tables on the
+   host), and removes and adds others: :meth:`LiveBatch.remove_request` and
+   :meth:`LiveBatch.add_request` tell all that follow rows. A request that may return keeps its
+   slots (:meth:`Slots.remove_request`); those of an ended one are freed with its state object.
+8. ``_prepare_inputs`` reads the token on the device, where the sampler has left it
+   (``prev_sampled_token_ids``). :meth:`StepInputs.prepare` first sends the ids of new blocks
+   (:meth:`BlockTables.commit`), and then one kernel writes the inputs of all rows, and their slot
+   mappings, which :meth:`StepMetadata.make_slots` and :meth:`StepMetadata.build` hand to attention.
+   Where it does not serve, such as with drafts, :meth:`InputIds.fill` writes the ids.
+9. When step *n* + 2 or a later one begins, ``_update_states`` calls :meth:`History.begin_step`,
+   which settles all steps but the newest: the token is written over its placeholder. It has usually
+   arrived; a late copy is waited for with the owner ``history``. While nothing on the host reads
+   tokens, up to 17 steps stay in flight, and are settled together.
 
 Under synchronous scheduling, ``_bookkeeping_sync`` gets the tokens from :meth:`Outputs.show` in
-place of 6 and 7, waits once for their event (owner ``output``) and writes them itself.
+place of 4 and 5, waits once for their event (owner ``output``) and writes them itself.
 """
 
 # mirrors: nothing
 
 from collections.abc import Callable
 from contextlib import suppress
-from sys import modules
 from typing import TYPE_CHECKING, SupportsIndex
 from weakref import proxy
 
@@ -91,18 +93,6 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-#: Words that serve pooling models, which sample nothing.
-_POOLING = frozenset(
-    {
-        registry.ACCEPTED_COUNTS,
-        registry.BLOCK_TABLES,
-        registry.CPU_SEEDS,
-        registry.READBACK,
-        registry.ROW_STATE,
-        registry.WARM_UP,
-    }
-)
-
 
 class LiveBatch:
     """Features and fixes of one InputBatch, which is referenced weakly.
@@ -115,7 +105,7 @@ class LiveBatch:
         requests: requests in the batch, by id.
         serving: ``on`` without what does not serve this batch.
         outputs: creates the runner's outputs.
-        others: the features and fixes, in the order of a step; None if off.
+        others: features and fixes in the order of a step, each None if off.
     """
 
     def __init__(
@@ -128,7 +118,7 @@ class LiveBatch:
         self.rows = LiveRows(self)
         self.requests: dict[str, CachedRequestState] = {}
         if on and batch.is_pooling_model:
-            on &= _POOLING
+            on &= registry.POOLING
         elif on:
             readers.check_declarations(batch)
             on = readers.count_plugin_processors(batch, on)
@@ -216,12 +206,12 @@ class LiveBatch:
         if registry.LOGPROB_RANKS in self.serving:
             logprob_ranks.warm_up(self.batch.device)
 
-    def choose_slots(self, runner: "GPUModelRunner") -> None:
+    def choose_slot_mappings(self, runner: "GPUModelRunner") -> None:
         """Choose the KV cache groups that need slot mappings. Called once the groups are known."""
         if self.block_tables is not None:
             slot_mappings.choose(runner)
         if self.step_inputs is not None:
-            self.step_inputs.choose_slots(runner)
+            self.step_inputs.choose_slot_mappings(runner)
 
     # The batch changes for a step
 
@@ -284,7 +274,7 @@ class LiveBatch:
             self.step_inputs.forget_step()
 
     def lose_block_tables(self) -> None:
-        """Mark the block tables on the device as lost. Called when sleep mode discards them."""
+        """Mark the block tables on the device as lost, which sleep mode has discarded."""
         if self.block_tables is not None:
             self.block_tables.lose()
         if self.step_inputs is not None:
@@ -343,10 +333,12 @@ class LiveBatch:
         self._samplers = samplers
         self._slots_with_seams = [
             slots
-            for slots in self.slots
-            if subclasses.all_have_seam(samplers, modules[type(slots).__module__])
+            for slots, module in ((self.penalties, penalties), (self.bad_words, bad_words))
+            if slots is not None and subclasses.all_have_seam(samplers, module, slots.name)
         ]
-        self._samplers_plan_copies = plans and subclasses.all_have_seam(samplers, sampler_copies)
+        self._samplers_plan_copies = plans and subclasses.all_have_seam(
+            samplers, sampler_copies, registry.SAMPLER_COPIES
+        )
         self.plan(self.batch.sampling_metadata)
 
     def settle_for_sampling(self) -> bool:

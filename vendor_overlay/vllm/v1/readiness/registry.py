@@ -195,6 +195,8 @@ REMOVED: Mapping[str, str] = MappingProxyType(
 )
 #: Words that work under Model Runner V2. Of ``grammars``, only the mask filling does.
 ON_V2 = frozenset(word for word in WORDS.values() if word.on_v2)
+#: Words that serve the batch of a pooling model, which samples nothing.
+POOLING = frozenset({ACCEPTED_COUNTS, BLOCK_TABLES, CPU_SEEDS, READBACK, ROW_STATE, WARM_UP})
 
 
 def with_needs(names: Iterable[str]) -> frozenset[str]:

@@ -296,7 +296,7 @@ class Cache:
         """Allocate slots for one more token of a request, and update its bounds.
 
         Returns the new blocks; None if too few are free. If the only KV cache group has full
-        attention and a block is free, upstream's ``allocate_slots`` makes just these two calls.
+        attention and a block is free, nothing else in upstream's ``allocate_slots`` has an effect.
         """
         manager, group, computed = self.manager, self._only, request.num_computed_tokens
         if group is None or not self._free.num_free_blocks:

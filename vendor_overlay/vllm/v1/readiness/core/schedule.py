@@ -72,7 +72,7 @@ class Running:
     """Running requests of one scheduler.
 
     In a step, upstream's code calls :meth:`begin`; in its loop :meth:`advance`; then
-    :meth:`cached_data`; and after the step :meth:`counts_to_advance` and, under async scheduling,
+    :meth:`cached_data`; and after the step :meth:`advance_counts` and, under async scheduling,
     :meth:`placeholders_to_add`. If :meth:`begin` returns None, upstream schedules the whole step.
 
     ``rows``, and the lists created with it, are valid while ``scheduler.running`` equals ``rows``.
@@ -86,7 +86,7 @@ class Running:
         )
         #: Set as a step begins.
         self.cache: bounds.Cache = None  # type: ignore[assignment]
-        #: Whether a step has begun, and :meth:`advance_counts` is not called yet.
+        #: Whether a step has begun, and :meth:`_advance_counts` is not called yet.
         self.begun = False
         self.counts: dict[str, int] = {}
         self.others: list[str] = []
@@ -152,7 +152,8 @@ class Running:
         if self.crowded:
             self.due = [*range(len(rows))]
         self.next_due = 0
-        #: Rows left to upstream's loop, ranges of rows scheduled here, and rows with new blocks.
+        #: Rows left to upstream's loop, ranges of rows scheduled here, and rows of them for which
+        #: blocks were allocated or cached.
         self.left: list[int] = []
         self.taken: list[tuple[int, int]] = []
         self.with_blocks: list[int] = []
@@ -253,23 +254,23 @@ class Running:
             num_output_tokens=outputs,
         )
 
-    def counts_to_advance(self, step: "SchedulerOutput") -> Iterable[tuple[str, int]]:
+    def advance_counts(self, step: "SchedulerOutput") -> Iterable[tuple[str, int]]:
         """Advance the counts of a step; return request ids and counts left to upstream."""
         counts: dict[str, int] = step.num_scheduled_tokens
         if not self.begun or self.counts is not counts:
             self.begun = False
             return counts.items()
-        return self.advance_counts(bool(step.preempted_req_ids))
+        return self._advance_counts(bool(step.preempted_req_ids))
 
     def placeholders_to_add(self, step: "SchedulerOutput") -> Iterable[str]:
         """Return the ids of the requests to which upstream must add a placeholder.
 
-        :meth:`counts_to_advance` has added a placeholder to all other scheduled requests.
+        :meth:`advance_counts` has added a placeholder to all other scheduled requests.
         """
         counts: dict[str, int] = step.num_scheduled_tokens
         return self.others if self.counts is counts else counts
 
-    def advance_counts(self, preempted: bool) -> Iterator[tuple[str, int]]:
+    def _advance_counts(self, preempted: bool) -> Iterator[tuple[str, int]]:
         """Advance the counts of the rows that :meth:`advance` scheduled.
 
         Yields the id and number of tokens of each other request, for upstream to advance. The

@@ -10,24 +10,27 @@ their file is named; modules without an attribute here keep no state.
 1. ``add_request`` calls :meth:`StalledRequests.refuses`, which ends a request that cannot be
    served.
 2. ``schedule`` begins with :meth:`FailedLoads.preempt` and :meth:`Running.begin`. Then
-   :meth:`Running.advance` schedules the running requests that are below their bounds, and
-   upstream's loop the others. A request waits in it if :meth:`LoraLimits.waits` leaves it out.
+   :meth:`Running.advance` schedules the running requests that continue by one token, with blocks of
+   :meth:`Cache.allocate` for those that need one, and upstream's loop the others. A request waits
+   in it if :meth:`LoraLimits.waits` leaves it out.
 3. Waiting requests are admitted unless :meth:`Preemption.awaits_steps`. One waits for its grammar
    by :meth:`RefusedGrammars.waits`, and loads KV unless :meth:`FailedLoads.refused`.
 4. :meth:`Running.cached_data` writes the worker's message, with the ids of new blocks.
-   :meth:`KVTransfers.scheduled`, :meth:`Preemption.scheduled` and :meth:`FailedLoads.scheduled` add
-   the step to :class:`InFlight`, :meth:`StalledRequests.scheduled` looks for a request that stalls
-   all others, and :meth:`Sessions.scheduled` keeps the step.
-5. ``_update_after_schedule`` advances the counts that :meth:`Running.counts_to_advance` leaves, and
-   in ``async_scheduler.py`` adds the placeholders of :meth:`Running.placeholders_to_add`.
+   :meth:`KVTransfers.scheduled` and, in a synchronous pipeline, :meth:`Preemption.scheduled` add
+   the step to :class:`InFlight`, and :meth:`StalledRequests.scheduled` looks for a request that
+   stalls all others. Under async scheduling :class:`StepsInFlight` calls ``schedule``, and adds it.
+5. ``_update_after_schedule`` advances the counts that :meth:`Running.advance_counts` leaves, and in
+   ``async_scheduler.py`` adds the placeholders of :meth:`Running.placeholders_to_add`.
+   :meth:`FailedLoads.scheduled` and :meth:`Sessions.scheduled` keep the step.
 6. ``get_grammar_bitmask`` fills masks (:mod:`~.core.reasoning_ends`, :mod:`~.core.grammar_masks`)
    and counts them for the worker (:mod:`~.core.mask_rows`). The worker's part is in :mod:`~.live`.
-7. ``update_from_output`` gets the tokens. :meth:`FailedLoads.arrive`, :meth:`Preemption.arrive` and
-   :meth:`KVTransfers.arrive` remove results that are dropped; :meth:`FailedLoads.handle` finds the
-   requests that used KV that failed to load.
-8. :meth:`UpdateOutputs.serve` appends the token of each request that continues, and
-   upstream's loop the others' (:mod:`~.core.grammar_stops`, :mod:`~.core.reasoning_ends`). Where a
-   request ends, :meth:`Sessions.hold` keeps a session, and :meth:`KVTransfers.free` its blocks.
+7. ``update_from_output`` gets the tokens, under async scheduling by
+   :meth:`StepsInFlight.update_from_output`. :meth:`FailedLoads.arrive`, :meth:`Preemption.arrive`
+   and :meth:`KVTransfers.arrive` remove results that are dropped; :meth:`FailedLoads.handle` finds
+   the requests that used KV that failed to load.
+8. :meth:`UpdateOutputs.serve` appends the token of each request that continues, and upstream's loop
+   the others' (:mod:`~.core.grammar_stops`, :mod:`~.core.reasoning_ends`). Where a request ends,
+   :meth:`Sessions.hold` keeps a session, and :meth:`KVTransfers.free` its blocks.
 9. :meth:`Sessions.resume` begins the turns that waited for this step.
    :meth:`RefusedGrammars.finish` and :meth:`StalledRequests.finish` end requests. The outputs go to
    the front end (:mod:`~.frontend.step`).

@@ -66,12 +66,12 @@ def remembered(owner: object, make: Callable[[], T]) -> T:
     return vars(owner).setdefault(ATTRIBUTE, make()) if known is None else known
 
 
-def all_have_seam(samplers: Iterable[object], called: ModuleType) -> bool:
-    """Return whether all samplers' classes call module ``called``; log once if not."""
+def all_have_seam(samplers: Iterable[object], called: ModuleType, word: str) -> bool:
+    """Return whether all samplers' classes call the module of feature ``word``; log once if not."""
     name = called.__name__.rpartition(".")[2]
     for sampler in samplers:
         if sampler is not None and not _has_seam(sampler, name):
-            gauges.fall_back(name, gauges.OTHER_CLASS)
+            gauges.fall_back(word, gauges.OTHER_CLASS)
             logger.warning_once(
                 "Readiness overlay: the sampler %s falls back to vLLM's own code, because its "
                 "class does not call %s.",

@@ -312,7 +312,7 @@ class Continuing:
         stats: IterationStats | None,
     ) -> "Iterator[EngineCoreOutput]":
         states = self._processor.request_states
-        continuation: Any
+        continuation: Continuation | None
         woken: list[RequestOutputCollector] = []
         try:
             for output in outputs:
@@ -333,7 +333,7 @@ class Continuing:
                 if stats is not None:
                     count = len(output.new_token_ids)
                     stats.num_generation_tokens += count
-                    times = continuation.stats
+                    times: Any = continuation.stats
                     times.num_generation_tokens += count
                     stats.inter_token_latencies_iter.append(timestamp - times.last_token_ts)
                     times.last_token_ts = timestamp

@@ -16,11 +16,12 @@ unless their file is named.
    unless :func:`turns.continues` ends it.
 3. A collector holds a continuing request's tokens as an :class:`Unread`, and outputs of a session's
    later turns apart (:func:`turns.keeps_apart`).
-4. :meth:`Wakes.wake` wakes clients once all messages that have arrived are processed. The output
-   handler of ``async_llm.py`` lets them run earlier if :meth:`Wakes.are_due`.
+4. :meth:`Wakes.wake` wakes clients when the output handler of ``async_llm.py`` next lets others
+   run: once it has read all messages, between parts of a large one, or if :meth:`Wakes.are_due`.
 5. ``get`` and ``get_nowait`` make the output (:func:`unread.settled`), with the logprobs of
-   :mod:`~.logprobs`, and show the next turn. Servers write it to the client's socket
-   (:mod:`~.chunks`).
+   :mod:`~.logprobs`, and show the next turn. Servers make a chunk of it
+   (:meth:`Stream.chat_choice`), and write that to the client's socket
+   (:meth:`Chunk.model_dump_json`).
 6. ``abort_requests`` drops a parent without children (:mod:`~.aborted_parents`), and ends a
    session.
 """

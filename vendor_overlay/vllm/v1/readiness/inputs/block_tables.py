@@ -158,7 +158,7 @@ class BlockTables(subclasses.Uncopied):
                         self._copy_runs(group, runs)
                         cells.append(grown)
                         continue
-            table.commit_block_table(requests)
+            table.commit_block_table(requests)  # upstream's copy of all rows of this group
             sent[:] = now
         if cells:
             self._send(cells, requests)

@@ -2,8 +2,9 @@
 
 Upstream computes the slot mapping of each KV cache group in every step, by one kernel per group. A
 Mamba layer finds its state by the block table, and reads no slots. Other readers of slots are KV
-connectors, drafters that use the metadata of the first group, the capture of routed experts, and
-third-party layers and metadata builders. With any of these, all slot mappings are computed.
+connectors, drafters that use the metadata of the first group, and the capture of routed experts:
+with any of these, all slot mappings are computed. Those of a group are computed if third-party
+layers or metadata builders may read them.
 """
 
 # mirrors: vllm.v1.worker.block_table:MultiGroupBlockTable.compute_slot_mapping

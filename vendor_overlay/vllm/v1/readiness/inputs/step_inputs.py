@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-#: Methods of runners, batches and block tables that are skipped, or called once for all rows or
-#: groups. None may be overridden.
+#: Methods of runners, batches and block tables that are skipped, or not called for every row or
+#: group. None may be overridden.
 _RUNNERS = (
     "_prepare_input_ids",
     "_compute_prev_positions",
@@ -90,7 +90,7 @@ class StepInputs(Feature):
         self._metadata = metadata
         #: The runner's KV cache config at the last check, and whether the runner was supported.
         self._cache: object = None
-        self._suits = False
+        self._supported = False
         #: Skipped methods of a supported runner, and their values at the check.
         self._skipped = originals.Watch(())
         self._device: _Device | None = None
@@ -124,12 +124,12 @@ class StepInputs(Feature):
         for sampled in (None, ints.view(16, 1)):
             launch(buffers, ints, 1, 1, True, sampled, ints, longs.view(2, 8)[:0])
 
-    def choose_slots(self, runner: "GPUModelRunner") -> None:
-        """Allocate the buffers for the chosen slot mappings."""
-        self._suit(runner)
+    def choose_slot_mappings(self, runner: "GPUModelRunner") -> None:
+        """Allocate the buffers, whose addresses depend on the chosen slot mappings."""
+        self._check(runner)
 
     def lose_block_tables(self) -> None:
-        """Allocate the device's buffers again for the next step: sleep mode discards them, too."""
+        """Have the device's buffers allocated again by the next step: sleep mode discards them."""
         self._cache = None
         self._metadata.lose_block_tables()
 
@@ -149,7 +149,7 @@ class StepInputs(Feature):
             not cached.req_ids
             or cached.resumed_req_ids
             or scheduled.scheduled_spec_decode_tokens
-            or not self._suit(runner)
+            or not self._check(runner)
             or not self._look_up(runner, cached.req_ids)
         ):
             return scheduled
@@ -185,14 +185,15 @@ class StepInputs(Feature):
             self._ids, self._ids_of = ids, batch.sampling_metadata
         return True
 
-    def _suit(self, runner: "GPUModelRunner") -> bool:
+    def _check(self, runner: "GPUModelRunner") -> bool:
+        """Return whether the runner is supported; make the device's buffers for a new KV cache."""
         cache = getattr(runner, "kv_cache_config", None)
         if cache is None:
             return False
         if cache is not self._cache:
             self._cache = cache
-            self._suits = _suits(runner)
-            if self._suits:
+            self._supported = is_supported(runner)
+            if self._supported:
                 tables = runner.input_batch.block_table.block_tables
                 self._tables = [table for table in tables if table.maps_slots]
                 # Without speculative decoding, nothing else writes these.
@@ -201,15 +202,15 @@ class StepInputs(Feature):
                 if runner.device.type != "cpu":
                     self._device = _Device(runner, self._tables)
                 self._skipped = originals.Watch(_skipped(runner))
-        elif self._suits and self._skipped.changed():
-            self._suits = _suits(runner)
-            if not self._suits:
+        elif self._supported and self._skipped.changed():
+            self._supported = is_supported(runner)
+            if not self._supported:
                 gauges.fall_back(registry.STEP_INPUTS, gauges.REPLACED)
                 logger.warning_once(
                     "Readiness overlay: methods that step-inputs skips were replaced. vLLM's own "
                     "code prepares all steps."
                 )
-        return self._suits
+        return self._supported
 
     def prepare(
         self, runner: "GPUModelRunner", scheduled: "SchedulerOutput", lengths: np.ndarray
@@ -218,7 +219,7 @@ class StepInputs(Feature):
 
         ``lengths``, int32 [requests], is the number of tokens per request in the step.
         """
-        if scheduled.scheduled_spec_decode_tokens or not self._suit(runner):
+        if scheduled.scheduled_spec_decode_tokens or not self._check(runner):
             self._decoded = None
             return None
         batch, count, total = self.batch, self.batch.num_reqs, scheduled.total_num_scheduled_tokens
@@ -227,7 +228,7 @@ class StepInputs(Feature):
             runner, computed, total
         ):
             return None
-        batch.block_table.commit_block_table(count)
+        batch.block_table.commit_block_table(count)  # calls BlockTables.commit
         starts = runner.query_start_loc.np
         ends = starts[1 : count + 1]
         starts[0] = 0
@@ -405,7 +406,8 @@ def _skipped(runner: "GPUModelRunner") -> Iterator[tuple[object, tuple[str, ...]
         yield table, _TABLES
 
 
-def _suits(runner: "GPUModelRunner") -> bool:
+def is_supported(runner: "GPUModelRunner") -> bool:
+    """Return whether the inputs of a runner are known, and its methods vLLM's own."""
     if not hasattr(runner, "device"):
         return False  # made without vLLM's constructor
     batch = runner.input_batch

@@ -67,18 +67,21 @@ class StepMetadata:
         self._open, self._slots, self._keeping = False, None, None
 
     def lose_block_tables(self) -> None:
-        """Drop all views of the block tables."""
+        """Build anew what has views of the block tables, in the next step."""
         self.forget_step()
         self._attention = None
 
     def begin_step(self) -> None:
-        """Begin a step. Called once ``step_inputs`` has prepared the step."""
+        """Begin a step. Called once ``step_inputs`` has prepared the step's inputs."""
         self._open, self._slots = True, None
 
     def make_slots(
         self, runner: "GPUModelRunner", padded: int, split: object
     ) -> tuple[dict[int, torch.Tensor], dict[str, torch.Tensor]] | None:
-        """Return views of the slot mappings that ``step_inputs`` has computed and padded."""
+        """Return views of the slot mappings, which ``step_inputs`` has computed and padded.
+
+        Those of groups whose mappings nothing reads are not computed.
+        """
         if not self._open or split is not None:
             return None
         tables = runner.input_batch.block_table.block_tables
@@ -118,6 +121,7 @@ class StepMetadata:
             batch.num_computed_tokens_cpu_tensor[:rows] < batch.num_prompt_tokens_cpu_tensor[:rows]
         )
         prefilling[count:] = False
+        # A template's block_table_tensor is a view of the table that BlockTables keeps up to date.
         positions = runner.positions[:tokens]
         starts, starts_cpu = kept[0].query_start_loc[:], kept[0].query_start_loc_cpu[:]
         commons = []

@@ -153,7 +153,7 @@ class History(Feature):
         self._begun = True
 
     def _may_lag(self) -> bool:
-        """Return whether the batch has no reader and the steps in flight are small."""
+        """Return whether the steps in flight are small, and none has to be settled alone."""
         return not self.in_flight or not (
             self.num_spec_tokens
             or self.arrived is not None

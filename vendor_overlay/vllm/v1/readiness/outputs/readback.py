@@ -112,9 +112,9 @@ class Readbacks:
         self._buffers: dict[int, Buffer] = {}
         self._store: Copy | None = None
         if current_platform.is_cuda():
-            from vllm.v1.readiness.kernels import readback
+            from vllm.v1.readiness.kernels.readback import store
 
-            self._store = readback.store
+            self._store = store
         gauges.watch(self)
 
     def held(self) -> Iterator[gauges.Value]:

@@ -109,12 +109,12 @@ class BadWords(Slots):
         parts = (header, tail, words.lasts, words.lengths, starts, words.prefixes)
         return self.send(np.concatenate(parts), torch.int32)
 
-    def rows_changed(self) -> None:
+    def send_addresses(self) -> None:
         """Send the addresses of slots, or without kernels, all words and tails."""
-        super().rows_changed()
+        super().send_addresses()
         if self.kernels:
-            longest = max(len(words.lasts) for words in self._words.values())
-            self._blocks = -(-longest // _BLOCK)
+            most = max(len(words.lasts) for words in self._words.values())
+            self._blocks = -(-most // _BLOCK)
             return
         of_rows = [self._words.get(req_id) for req_id in self.batch.req_ids]
         self._tails = tails = Tails(self.send, of_rows, self.rows(), self.width)

@@ -90,7 +90,7 @@ class Penalties(Slots):
 
     def build(self, rows: list[int]) -> list[torch.Tensor]:
         """Build the slots of rows, with kernels by one upload and one launch."""
-        slots = [self.memory.take() for _ in rows]
+        slots = [self.memory.allocate() for _ in rows]
         histories = [tokens for row in rows for tokens in self._tokens(row)]
         if self.kernels:
             self._launch_build(slots, histories)

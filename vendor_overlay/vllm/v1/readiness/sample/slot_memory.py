@@ -71,7 +71,7 @@ class SlotMemory:
         needed = self.nbytes * self._capacity
         if left >= needed + _MARGIN:
             return
-        self._allocate(self._capacity)
+        self._allocate_slab(self._capacity)
         self.reserved = True
         logger.info_once(
             "Readiness overlay: the KV cache is %.0f MiB smaller, to leave room for the "
@@ -84,8 +84,8 @@ class SlotMemory:
         if self._on_device and self._activations is None:
             self._activations = torch.cuda.max_memory_allocated(self._device) - self._before
 
-    def take(self) -> torch.Tensor:
-        """Take a slot, of any values. Raises torch.OutOfMemoryError if the device has no room."""
+    def allocate(self) -> torch.Tensor:
+        """Allocate a slot, of any values. Raises torch.OutOfMemoryError if there is no room."""
         if not self._free:
             self._grow()
         row = self._free.pop()
@@ -117,9 +117,9 @@ class SlotMemory:
                     f"{slots} slots of {self.nbytes} bytes do not fit: {free} bytes are free, "
                     f"of which activations need {planned}."
                 )
-        self._allocate(slots)
+        self._allocate_slab(slots)
 
-    def _allocate(self, slots: int) -> None:
+    def _allocate_slab(self, slots: int) -> None:
         if self._on_device and self._pool is None:
             self._pool = torch.cuda.MemPool()
         own = nullcontext() if self._pool is None else torch.cuda.use_mem_pool(self._pool)

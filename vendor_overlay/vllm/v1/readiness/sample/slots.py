@@ -1,13 +1,14 @@
 """Slots: device state of a feature for each request that uses it.
 
 A request has a slot by its id while it is in the batch, whichever row it has. The slot is built
-from ``token_ids_cpu`` before the first step that samples a token for the request. Each sampled
-token then updates the slot on the device, without a wait on the host.
+from the history on the host before the first step that samples a token for the request. Each
+sampled token then updates the slot on the device, without a wait on the host.
 
 A step is served from slots only if every slot holds its request's whole history. A slot that may
 differ from the history is rebuilt: after a truncation, and after a step that fell back to upstream
 or was not observed. A request that leaves the batch unfinished (preempted, or in another
-micro-batch of a pipeline) keeps its slot, which is reused if the request returns unchanged.
+micro-batch of a pipeline) keeps its slot, which is reused if the request returns unchanged. With
+drafts in flight it does not, because the host does not know which tokens the slot includes.
 """
 
 # mirrors: vllm.v1.sample.metadata:SamplingMetadata
@@ -85,8 +86,9 @@ class Slots(Feature, ABC):
         #: state object, and is freed when the runner drops that object.
         self._kept: WeakValueDictionary[str, Slot] = WeakValueDictionary()
         self._exhausted = False
-        #: Reason why the newest step fell back to upstream; empty if slots serve it.
-        self._left = ""
+        #: Reason why upstream serves the step; that of a runner that does not begin its sampling
+        #: until it does, and empty if slots serve the step.
+        self._left = gauges.OTHER_CLASS
         #: Whether slots serve the current step, until its samples are observed.
         self.serving = False
         self.values: list[Any] = []  #: The step's values of :attr:`fields`.
@@ -166,9 +168,9 @@ class Slots(Feature, ABC):
         self.values = [getattr(metadata, field) for field in self.fields]
         if metadata is not self._metadata or width != self.width:
             self._metadata, self.width = metadata, width
-            self.rows_changed()
+            self.send_addresses()
 
-    def rows_changed(self) -> None:
+    def send_addresses(self) -> None:
         """Send the address of each row's slot to the device."""
         if self.kernels:
             slots = map(self._slots.get, self.batch.req_ids)
@@ -201,7 +203,7 @@ class Slots(Feature, ABC):
                 if not self._kept:
                     break
             self._trim_kept(0)
-        # Do not retry until a request with a slot has left.
+        # Do not retry until a request that may have a slot has left.
         self._exhausted = True
         self.warn_no_room()
         return gauges.NO_ROOM
@@ -272,10 +274,10 @@ class Slots(Feature, ABC):
     def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
         """Update the slots, or mark them for rebuilding if they did not serve the step."""
         if self.serving:
-            self.serving = False
+            self.serving, self._left = False, gauges.OTHER_CLASS
             self.update(sampled, discarded)
         else:
-            self.leave_step(self._left)
+            self.leave_step(gauges.OTHER_CLASS)
 
     def leave_step(self, reason: str) -> None:
         """Leave the step to upstream, and mark all slots for rebuilding."""
@@ -300,10 +302,7 @@ class Slots(Feature, ABC):
             self._slots[req_id] = None
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Keep the request's slot for its return, unless drafts are in flight.
-
-        With drafts in flight, the host does not know which tokens the slot includes.
-        """
+        """Keep the request's slot for its return, unless drafts are in flight."""
         req_id = request.req_id
         if req_id not in self._slots:
             return
@@ -322,7 +321,7 @@ class Slots(Feature, ABC):
             self._kept.pop(next(iter(self._kept))).tensor = None
 
     def idle(self) -> None:
-        """Release all device memory."""
+        """Release the device memory, unless a request that may return keeps a slot."""
         self._forget_step()
         self._release()
 

@@ -15,7 +15,7 @@ from vllm.v1.readiness.watch.wrapping import Function, wrap_once
 
 #: Per part: name in traces, class or module, and the functions to wrap.
 _PARTS = (
-    ("live batch", "live:LiveBatch", "prepare settle_for_sampling observe_sampled"),
+    ("live batch", "live:LiveBatch", "begin_sampling settle_for_sampling observe_sampled"),
     ("history", "outputs.history:History", "begin_step place"),
     ("penalties", "sample.penalties:Penalties", "apply apply_to_targets"),
     ("bad-words", "sample.bad_words:BadWords", "apply apply_to_targets"),
