@@ -42,7 +42,7 @@ def test_without_the_fixes_the_server_fails(folder: Path, overlaid: Engine) -> N
     requests = clients.honest(random.Random(1))
     with clients.serving(folder, overlaid, plugins, variables, ARGUMENTS) as server:
         # Stock ends with an error when a prompt with a seed is cut, so that none has one before.
-        clients.ask(server, clients.honest(random.Random(1), seeds=False)[:20])
+        clients.ask(server, clients.honest(random.Random(1), alone=False)[:20])
         with (
             clients.beside(server, clients.hostile(random.Random(2), 0, True)),
             pytest.raises(OSError) as failed,

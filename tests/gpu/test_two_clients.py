@@ -25,5 +25,5 @@ def test_an_honest_client_notices_nothing_of_a_hostile_one(
     arguments += ["--speculative-config", json.dumps(drafts)]
     variables = {**kinds.ENVIRONMENT, "VLLM_BATCH_INVARIANT": "1"}
     with clients.serving(overlaid.folder, overlaid, [], variables, arguments) as server:
-        seeds = method == "ngram"
-        assert clients.differences(server, drafts=3, grammars=False, seeds=seeds) == []
+        alone = method == "ngram"
+        assert clients.differences(server, drafts=3, grammars=False, alone=alone) == []

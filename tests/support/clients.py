@@ -104,7 +104,7 @@ def differences(
     drafts: int = 0,
     grammars: bool = True,
     exact: bool = True,
-    seeds: bool = True,
+    alone: bool = True,
 ) -> list[Any]:
     """Return the honest client's replies that are not what it gets alone.
 
@@ -113,21 +113,22 @@ def differences(
         drafts: draft tokens of a request and step.
         grammars: whether the server has a library for structured outputs.
         exact: whether the values of logprobs count; on a CPU they depend on the batch's size.
-        seeds: whether the honest client draws by seeds. With most drafters, what they draw depends
-            on the length of other requests.
+        alone: whether the honest client asks for what stock gives by the request alone: not with
+            drafts on the device, where the draws of a seed depend on the length of other requests,
+            and the end of ``min_tokens`` on how many drafts are rejected.
 
     Returns:
         For each, the request, the reply alone, and the one beside a hostile client.
     """
-    requests = honest(random.Random(1), drafts, seeds)
+    requests = honest(random.Random(1), drafts, alone)
     for grammar in (_CHOICE, _SCHEMA, _INVALID) if grammars else ():
         with contextlib.suppress(urllib.error.HTTPError):  # compiled once, for seconds
             server.generate([9], max_tokens=1, structured_outputs=grammar)
-    alone = ask(server, requests)
+    expected = ask(server, requests)
     with beside(server, hostile(random.Random(2), drafts, grammars)) as ends:
         crowded = ask(server, requests)
     assert Counter(ends)["answered"] > REPLIES // 4
-    compared = zip(requests, alone, crowded, strict=True)
+    compared = zip(requests, expected, crowded, strict=True)
     return [
         (request, *replies)
         for request, *replies in compared
@@ -135,11 +136,11 @@ def differences(
     ]
 
 
-def honest(chance: random.Random, drafts: int = 0, seeds: bool = True) -> list[Request]:
+def honest(chance: random.Random, drafts: int = 0, alone: bool = True) -> list[Request]:
     """Draw the honest client's requests. With drafts, vLLM refuses ``logit_bias``."""
     left_out = {"logit_bias"} if drafts else set()
-    if not seeds:
-        left_out.add("seed")
+    if not alone:
+        left_out |= {"seed", "min_tokens"}
     settings = [params for params in HONEST if not params.keys() & left_out]
     return [
         Request(_prompt(chance, params), {"temperature": 0.0, "max_tokens": 24, **params})
