@@ -28,7 +28,7 @@ from overlay.source import Overlay
 from series import edit, upstream
 from series.upstream import Upstream
 
-from review import review, trying, wheels
+from review import review, trying, verdict, wheels
 from review.merging import CONFLICTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +88,7 @@ def _review(
     lines += [f"  {step.outcome:<9} {step.name}: {step.detail}" for step in result.tried]
     lines.append(f"report: {args.out / release.version / review.MARKDOWN}")
     print("\n".join(map(escaped, lines)))
-    return review.CODES[result.verdict] if args.check else Exit.DONE
+    return verdict.CODES[result.verdict] if args.check else Exit.DONE
 
 
 def _rebase(
@@ -103,7 +103,7 @@ def _rebase(
         print(escaped(f"  conflict  {path}"))
     print("next: in build/edit resolve it, `git add` it and `git rebase --continue` until git is")
     print("      done (`git rebase --skip` drops a patch), then `make refresh` here")
-    return review.CODES[review.CONFLICT]
+    return verdict.CODES[verdict.CONFLICT]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from review.model import unified
 from review.watch import Change
 
 if TYPE_CHECKING:
-    from review.review import Review
+    from review.verdict import Review
 
 _WATCHED = {
     watch.MIRRORED: "We re-implement",

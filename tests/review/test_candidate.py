@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from overlay.errors import OverlayError
 from overlay.pin import PACKAGE
-from review import review
-from review.review import Review
+from review import verdict
+from review.verdict import Review
 from support import reviews
 from support.series import BASE, CHANGES, OTHER, PATH, RUNNER, replaced
 
@@ -92,4 +92,4 @@ def test_a_release_without_a_patched_file_or_with_our_package(
     result = reviews.reviewed(tmp_path, reviews.release(files))
     assert any(said in each for each in result.decisions) is bool(said)
     assert bool(result.candidate) is not bool(said)
-    assert (result.verdict == review.UNCHANGED) is not bool(said)
+    assert (result.verdict == verdict.UNCHANGED) is not bool(said)

@@ -8,9 +8,9 @@ import pytest
 from overlay import pin
 from overlay.patches import Series
 from overlay.pin import sha256
-from review import review, watch, words
-from review.review import Review
+from review import review, verdict, watch, words
 from review.runners import VARIABLE
+from review.verdict import Review
 from review.wheels import STATED, Release
 from series import errata
 from support import releases
@@ -55,7 +55,7 @@ def test_a_release_with_the_same_files_is_unchanged(reviews: Callable[[str], Rea
     assert (wheel.version, wheel.proof) == ("0.22.1", STATED)
     assert wheel.sha256 == sha256(file.read_bytes())
     assert {"vllm-0.22.1.tar.gz", wheel.wheel} <= wheel.archives.keys()
-    assert result.verdict == review.UNCHANGED
+    assert result.verdict == verdict.UNCHANGED
     assert {judged.verdict for judged in result.merged.patches} == {"applies"}
     assert {word.state for word in result.words} == {words.LIVES}
     assert (result.changes, result.decisions) == ([], [])
@@ -75,7 +75,7 @@ def test_the_next_release_is_as_the_documents_walk_through_it(
     reviews: Callable[[str], Real],
 ) -> None:
     _, result, folder = reviews("0.23.0")
-    assert result.verdict == review.CONFLICT
+    assert result.verdict == verdict.CONFLICT
     text = " ".join((REPO / "docs" / "releases.md").read_text().split())
     numbers = [judged.number for judged in result.conflicts]
     assert f"that {' and '.join(numbers)} conflict" in text

@@ -10,8 +10,8 @@ from markdown_it import MarkdownIt
 from overlay.errors import OverlayError
 from overlay.source import Overlay
 from review import __main__ as program
-from review import report, review, wheels
-from review.review import Review
+from review import report, review, verdict, wheels
+from review.verdict import Review
 from series.refresh import refresh
 from support import checkouts, reviews, series
 from support.reviews import prepare, release
@@ -30,10 +30,10 @@ def reviewed(root: Path, text: str) -> Review:
 def test_one_change_comes_to_one_verdict(name: str, tmp_path: Path) -> None:
     result = reviewed(tmp_path, CHANGES[name].edit(RUNNER))
     same = name in ("nothing", "a line below", "a line above")
-    changed = review.UNCHANGED if same else review.CHANGED
+    changed = verdict.UNCHANGED if same else verdict.CHANGED
     conflicts = "conflicts" in CHANGES[name].verdicts
-    assert result.verdict == (review.CONFLICT if conflicts else changed)
-    assert (review.UNCHANGED in result.headline) is same
+    assert result.verdict == (verdict.CONFLICT if conflicts else changed)
+    assert (verdict.UNCHANGED in result.headline) is same
     obsolete = any(each.startswith("0001 is obsolete") for each in result.decisions)
     assert obsolete is (name == "our own change")
 
@@ -50,7 +50,7 @@ def test_another_decision_which_runner_serves_is_shown(
 ) -> None:
     base = {**BASE, CONFIG: SELECTOR}
     result = reviews.reviewed(tmp_path, release({**base, CONFIG: text}), series.upstream(base))
-    assert result.verdict == review.CHANGED
+    assert result.verdict == verdict.CHANGED
     assert any("which model runner serves is not 0.22.0's" in each for each in result.decisions)
     written = (tmp_path / "out" / "0.23.0" / review.MARKDOWN).read_text().replace("\\", "")
     assert said in written
@@ -83,7 +83,7 @@ def test_another_python_or_torch_and_an_unread_release_need_a_decision(
     upstream = replace(base, metadata=METADATA.replace(old, new))
     of = replace(release(version=version), upstream=upstream)
     result = reviews.reviewed(tmp_path, of, base)
-    assert result.verdict == (review.CHANGED if said else review.UNCHANGED)
+    assert result.verdict == (verdict.CHANGED if said else verdict.UNCHANGED)
     assert [said in each for each in result.decisions] == [True] * bool(said)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from overlay.source import Overlay
-from review import review, trying
-from review.review import Review
+from review import review, trying, verdict
+from review.verdict import Review
 from series.tree import write_file
 from support import reviews
 from support.series import CHANGES, RUNNER
@@ -58,8 +58,8 @@ def outcomes(result: Review) -> dict[str, str]:
 def test_a_candidate_that_works(machine: Machine, tmp_path: Path) -> None:
     result = reviewed(tmp_path)
     assert outcomes(result) == dict.fromkeys(STEPS, "passed")
-    assert result.verdict == review.UNCHANGED
-    assert result.headline == f"{review.UNCHANGED}; tried: passed"
+    assert result.verdict == verdict.UNCHANGED
+    assert result.headline == f"{verdict.UNCHANGED}; tried: passed"
     folder = tmp_path / "checkout" / "build" / "try" / "0.23.0"
     python = str(folder / "env" / "bin" / "python")
     assert [command[0] for command in machine.commands] == [sys.executable, *[python] * 3]
@@ -101,7 +101,7 @@ def test_a_step_that_does_not_pass(
     assert said in result.tried[at].detail
     assert str(tmp_path) not in str(result.tried)
     assert {each.detail for each in result.tried[at + 1 :]} <= {f"{step} has to come first"}
-    assert result.verdict == (review.CHANGED if outcome == "failed" else review.UNCHANGED)
+    assert result.verdict == (verdict.CHANGED if outcome == "failed" else verdict.UNCHANGED)
     assert any(f"failed at {step}" in d for d in result.decisions) is (outcome == "failed")
     assert f"tried: {outcome} at {step}" in result.headline
 

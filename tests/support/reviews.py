@@ -8,7 +8,7 @@ import pytest
 from overlay import cli
 from review import __main__ as program
 from review import review, wheels
-from review.review import Review
+from review.verdict import Review
 from review.wheels import Release
 from series import upstream
 from series.upstream import Upstream
