@@ -4,9 +4,9 @@
 ``watch.startup`` runs in each model runner's constructor. The package, its folders, ``registry``
 and ``engine.switch`` import neither torch nor vLLM's logger, because ``vllm.envs`` imports them.
 
-A patched file imports one module of the overlay as ``readiness``, its door: ``live`` in the V1
-model runner and its batch, elsewhere a folder. A folder imports a module when a patched file first
-uses it (PEP 562), because the module may import the patched file.
+A patched file imports one module of the overlay as ``readiness``, its door: ``worker`` in the V1
+worker, its model runner and batch, elsewhere a folder. A folder imports a module when a patched
+file first uses it (PEP 562), because the module may import the patched file.
 """
 
 # mirrors: nothing

@@ -8,7 +8,6 @@ patched file. It names the modules that seams call for editors and type checkers
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 
 
@@ -17,8 +16,11 @@ def door(package: str) -> Callable[[str], ModuleType]:
 
     def load(name: str) -> ModuleType:
         path = f"{package}.{name}"
-        if name.startswith("_") or find_spec(path) is None:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return import_module(path)
+        try:
+            return import_module(path)
+        except ModuleNotFoundError as error:
+            if not f"{path}.".startswith(f"{error.name}."):
+                raise
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return load

@@ -236,7 +236,7 @@ class History(Feature):
                 newest. The scheduler has discarded such a token.
         """
         alone = runner.parallel_config.pipeline_parallel_size == 1
-        if counts.max() == 1 or not (alone and runner.use_async_scheduling):
+        if not (alone and runner.use_async_scheduling) or counts.max() == 1:
             return
         batch, rows, drafts = self.batch, len(counts), scheduled.scheduled_spec_decode_tokens
         computed = batch.num_computed_tokens_cpu[:rows]
