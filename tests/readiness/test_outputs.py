@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from support.examples import draws
 from torch.multiprocessing.reductions import StorageWeakRef
 from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput, RoutedExpertsTensors, SamplerOutput
 from vllm.v1.readiness.engine import fences
+from vllm.v1.readiness.outputs import model_outputs
 
 VOCABULARY = 37
 HIDDEN = 5
@@ -226,12 +228,16 @@ def test_a_synchronous_step_shows_its_samples(
     width=widths,
     routed=st.booleans(),
     order=st.permutations(range(3)),
+    small=st.sampled_from([model_outputs.SMALL, 0]),
 )
 def test_an_asynchronous_output_gives_its_samples(
-    seed: int, rows: int, drafts: int, width: int | None, routed: bool, order: list[int]
+    seed: int, rows: int, drafts: int, width: int | None, routed: bool, order: list[int], small: int
 ) -> None:
     chance = torch.Generator().manual_seed(seed)
-    with pair(seed, rows, True) as (stock, ours, simulation):
+    with (
+        pair(seed, rows, True) as (stock, ours, simulation),
+        mock.patch.object(model_outputs, "SMALL", small),
+    ):
         steps = []
         for _ in range(3):
             sampled = sampled_of(chance, rows, drafts, width)
@@ -273,6 +279,21 @@ def test_a_poolers_output_reaches_the_requests_that_have_finished(
     assert [row is None for row in mine] == [row is None for row in theirs]
     for one, other in zip(mine, theirs, strict=True):
         assert one is None or (one.dtype == other.dtype and torch.equal(one, other))
+
+
+@pytest.mark.parametrize("width", [0, VOCABULARY])
+def test_kept_token_ids_keep_no_large_output(ours: RunnerUnderTest, width: int) -> None:
+    """The history keeps those of up to 17 steps, and a vocabulary's logprobs take megabytes."""
+    chance = torch.Generator().manual_seed(1)
+    ours.outputs.readbacks.least = 64
+    kept = []
+    with mock.patch.object(model_outputs, "SMALL", 100):
+        for _ in range(17):
+            output = ours.output(sampled_of(chance, 3, 0, width))
+            kept.append(output.sampled_token_ids_cpu)
+            output.get_output()
+    (pinned,) = (held.value for held in ours.outputs.readbacks.held())
+    assert pinned <= 17 * 256 + 2 * 2048
 
 
 def test_the_device_memory_of_an_output_is_free_once_it_was_given(ours: RunnerUnderTest) -> None:

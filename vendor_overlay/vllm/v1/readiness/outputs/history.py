@@ -48,8 +48,6 @@ logger = init_logger(__name__)
 PLACEHOLDER = -1
 #: Number of steps in flight beyond which older steps are settled even without a reader.
 LAG = 16
-#: Maximum bytes of a step's output on the host for which several steps may be in flight.
-SMALL = 1 << 16
 
 
 class LiveRows(list["list[int] | None"]):
@@ -153,13 +151,12 @@ class History(Feature):
         self._begun = True
 
     def _may_lag(self) -> bool:
-        """Return whether the steps in flight are small, and none has to be settled alone."""
+        """Return whether no step in flight has to be settled alone."""
         return not self.in_flight or not (
             self.num_spec_tokens
             or self.arrived is not None
             or self._cuts_may_be_missed
             or self.batch.logitsprocs_need_output_token_ids
-            or self.in_flight[-1].tokens.untyped_storage().nbytes() > SMALL
         )
 
     def begin_sampling(self, runner: "GPUModelRunner | None") -> bool:

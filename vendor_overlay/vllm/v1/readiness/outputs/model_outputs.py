@@ -46,6 +46,8 @@ _LOGPROBS = 20
 _BYTES = 4 + (_LOGPROBS + 1) * (4 + 4) + 8
 #: Buffers under async scheduling, for the steps being computed, returned and settled.
 _STEPS = 3
+#: Most bytes of an output that share a buffer with its token ids, which :class:`History` keeps.
+SMALL = 1 << 16
 #: Limit of pinned memory for prompt logprobs, in bytes.
 _MOST = 1 << 28
 
@@ -87,18 +89,24 @@ class Outputs:
         return ids, _joined(logprobs, parts)
 
     def start_async(self, output: "AsyncGPUModelRunnerOutput", stream: torch.cuda.Stream) -> bool:
-        """Start the readback of an asynchronous ``output``; False to fall back to upstream."""
+        """Start the readback of an asynchronous ``output``; False to fall back to upstream.
+
+        Tensors on the host, and the event, are assigned to ``output``.
+        """
         if self.readbacks is None:
             return False
         logprobs, routed = output._logprobs_tensors, output._routed_experts
         parts = (logprobs or ())[:3]
-        tensors = [output._sampled_token_ids, *parts, *(routed or ())]
-        started = self.readbacks.start(tensors, stream)
-        ids, *rest = started.tensors
+        others = [*parts, *(routed or ())]
+        if sum(tensor.nbytes for tensor in others) > SMALL:
+            (ids,), _ = self.readbacks.start([output._sampled_token_ids], stream)
+            rest, event = self.readbacks.start(others, stream)
+        else:
+            (ids, *rest), event = self.readbacks.start([output._sampled_token_ids, *others], stream)
         output.sampled_token_ids_cpu = ids
         output._logprobs_tensors_cpu = _joined(logprobs, rest[: len(parts)])
         output._routed_experts_cpu = routed and RoutedExpertsTensors(*rest[len(parts) :])
-        output.async_copy_ready_event = started.event
+        output.async_copy_ready_event = event
         return True
 
     def start_pooler(
