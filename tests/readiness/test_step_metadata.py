@@ -81,7 +81,7 @@ class Runner:
         if hasattr(self.batch, "readiness"):
             metadata = worker.of(self.batch).step_metadata
             assert metadata is not None
-            metadata.begin_step()
+            metadata.inputs_prepared()
             made = metadata.make_slots(runner, total, None)
             assert made is not None
             slots, _ = made

@@ -15,34 +15,35 @@ of ``gpu_model_runner``, unless their file is named. They call :mod:`~.worker`; 
    ``InputBatch.update_async_output_token_ids`` :meth:`LiveBatch.settle_for_sampling`. Both wait
    only if a new slot or a reader (:mod:`~.sample.readers`) needs the newest token of some row.
 2. ``sampler.py`` and ``rejection_sampler.py`` offer metadata and logits to :meth:`Slots.take`, and
-   apply the slots that it returns (:meth:`Penalties.launch`, :meth:`BadWords.launch`). Beside them
-   are :mod:`~.sample.thinking_budget`, :mod:`~.sample.sampler_copies`, and :meth:`Seeds.draw`. The
-   metadata belongs to a live batch if its output lists are that batch's :attr:`LiveBatch.rows`. If
-   slots do not serve the step, upstream's code runs on these lists, all settled.
+   apply the slots that it returns (:meth:`Slots.apply`, :meth:`Penalties.launch`). If slots do not
+   serve the step, upstream's code runs on the output lists, all settled. The metadata belongs to a
+   live batch if its lists are that batch's :attr:`LiveBatch.rows`. :class:`ThinkingBudget` stands
+   in as the batch's holder, :mod:`~.sample.sampler_copies` follows the metadata's plan
+   (:meth:`LiveBatch.plan`), and :meth:`Seeds.draw` draws.
 3. :meth:`LiveBatch.observe_sampled` counts the token in its request's slots, on the device
-   (:meth:`Penalties.update`).
-4. ``_bookkeeping_sync`` calls :meth:`History.place`: a placeholder, -1, is written into
-   ``token_ids_cpu`` and the output list.
+   (:meth:`Slots.observe_sampled`, :meth:`Penalties.update`).
+4. ``_bookkeeping_sync`` leaves the token on the device (``prev_sampled_token_ids``) and calls
+   :meth:`History.place`: a placeholder, -1, is written into ``token_ids_cpu`` and the output list.
 5. ``AsyncGPUModelRunnerOutput`` calls :meth:`Outputs.start_async`, which copies ids and logprobs to
    pinned memory and records an event; ``InputBatch.set_async_sampled_token_ids`` calls
    :meth:`History.expect`, which keeps ids and event as a step in flight. ``sample_tokens`` returns.
 6. ``get_output``, which has a thread of its own if the executor has workers, waits for the event
    with the owner ``output``. The engine core passes the token to the scheduler (:mod:`~.core.step`,
    from 7), whose output goes to the front end and its client (:mod:`~.frontend.step`, from 2).
-7. In step *n* + 1, ``_update_states`` updates requests that continue at once
+7. In step *n* + 1, ``_update_states`` removes requests, updates those that continue at once
    (:meth:`StepInputs.advance`, which also appends the ids of their new blocks to the tables on the
-   host), and removes and adds others: :meth:`LiveBatch.remove_request` and
-   :meth:`LiveBatch.add_request` tell all that follow rows. A request that may return keeps its
-   slots (:meth:`Slots.remove_request`); those of an ended one are freed with its state object.
-8. ``_prepare_inputs`` reads the token on the device, where the sampler has left it
-   (``prev_sampled_token_ids``). :meth:`StepInputs.prepare` first sends the ids of new blocks
-   (:meth:`BlockTables.commit`), and then one kernel writes the inputs of all rows, and their slot
-   mappings, which :meth:`StepMetadata.make_slots` and :meth:`StepMetadata.build` hand to attention.
-   Where it does not serve, such as with drafts, :meth:`InputIds.fill` writes the ids.
+   host), and adds others: :meth:`LiveBatch.remove_request` and :meth:`LiveBatch.add_request` tell
+   all that follow rows. A request that may return keeps its slots (:meth:`Slots.remove_request`);
+   those of an ended one are freed with its state object.
+8. ``_prepare_inputs`` calls :meth:`LiveBatch.check_inputs` and :meth:`StepInputs.prepare`. That
+   sends the ids of new blocks (:meth:`BlockTables.commit`). Then one kernel reads the token where
+   4 left it, and writes the inputs of all rows, and their slot mappings, which
+   :meth:`StepMetadata.make_slots` and :meth:`StepMetadata.build` hand to attention. Where it does
+   not serve, such as with drafts, :meth:`InputIds.fill` writes the ids.
 9. When step *n* + 2 or a later one begins, ``_update_states`` calls :meth:`History.begin_step`,
    which settles all steps but the newest: the token is written over its placeholder. It has usually
-   arrived; a late copy is waited for with the owner ``history``. While nothing on the host reads
-   tokens, up to 17 steps stay in flight, and are settled together.
+   arrived; a late copy is waited for with the owner ``history``. Without drafts, and while nothing
+   on the host reads tokens, up to 17 steps stay in flight, and are settled together.
 
 Under synchronous scheduling, ``_bookkeeping_sync`` gets the tokens from :meth:`Outputs.show` in
 place of 4 and 5, waits once for their event (owner ``output``) and writes them itself.
@@ -345,7 +346,7 @@ class LiveBatch:
         """Settle steps whose tokens a reader on the host needs; False to fall back to upstream."""
         if self.history is None:
             return False
-        self.history.batch_updated()
+        self.history.batch_updated()  # a runner that samples by itself does not begin it
         for owner, rows in (*readers.readers(self), *readers.counters(self)):
             self.history.settle_rows(rows, owner)
         return True

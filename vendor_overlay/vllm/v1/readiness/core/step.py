@@ -9,7 +9,7 @@ their file is named; modules without an attribute here keep no state.
 
 1. ``add_request`` calls :meth:`StalledRequests.refuses`, which ends a request that cannot be
    served.
-2. ``schedule`` begins with :meth:`FailedLoads.preempt` and :meth:`Running.begin`. Then
+2. ``schedule`` calls :meth:`FailedLoads.preempt` and :meth:`Running.begin`. Then
    :meth:`Running.advance` schedules the running requests that continue by one token, with blocks of
    :meth:`Cache.allocate` for those that need one, and upstream's loop the others. A request waits
    in it if :meth:`LoraLimits.waits` leaves it out.
@@ -19,9 +19,9 @@ their file is named; modules without an attribute here keep no state.
    :meth:`KVTransfers.scheduled` and, in a synchronous pipeline, :meth:`Preemption.scheduled` add
    the step to :class:`InFlight`, and :meth:`StalledRequests.scheduled` looks for a request that
    stalls all others. Under async scheduling :class:`StepsInFlight` calls ``schedule``, and adds it.
-5. ``_update_after_schedule`` advances the counts that :meth:`Running.advance_counts` leaves, and in
+5. In ``_update_after_schedule``, :meth:`FailedLoads.scheduled` and :meth:`Sessions.scheduled` keep
+   the step. It advances the counts that :meth:`Running.advance_counts` leaves, and in
    ``async_scheduler.py`` adds the placeholders of :meth:`Running.placeholders_to_add`.
-   :meth:`FailedLoads.scheduled` and :meth:`Sessions.scheduled` keep the step.
 6. ``get_grammar_bitmask`` fills masks (:mod:`~.core.reasoning_ends`, :mod:`~.core.grammar_masks`)
    and counts them for the worker (:mod:`~.core.mask_rows`). The worker's part is in :mod:`~.live`.
 7. ``update_from_output`` gets the tokens, under async scheduling by
@@ -33,7 +33,7 @@ their file is named; modules without an attribute here keep no state.
    :meth:`Sessions.hold` keeps a session, and :meth:`KVTransfers.free` its blocks.
 9. :meth:`Sessions.resume` begins the turns that waited for this step.
    :meth:`RefusedGrammars.finish` and :meth:`StalledRequests.finish` end requests. The outputs go to
-   the front end (:mod:`~.frontend.step`).
+   the front end (:mod:`~.frontend.step`), encoded by :mod:`~.frontend.logprob_messages`.
 """
 
 # mirrors: nothing

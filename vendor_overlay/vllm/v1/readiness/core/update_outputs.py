@@ -99,7 +99,7 @@ class UpdateOutputs:
             request = requests.get(name)
             if request is None:
                 continue
-            try:  # cheaper than a call of getattr
+            try:  # the record of records.of: cheaper than a call
                 limits = request.readiness.bounds
             except AttributeError:
                 limits = never

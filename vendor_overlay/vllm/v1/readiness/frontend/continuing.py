@@ -319,7 +319,7 @@ class Continuing:
                 state = states.get(output.request_id)
                 if state is None:
                     continue
-                try:  # cheaper than a call of getattr
+                try:  # a Continuation, or None: cheaper than a call of getattr
                     continuation = state.readiness
                     upstreams = continuation is None
                 except AttributeError:

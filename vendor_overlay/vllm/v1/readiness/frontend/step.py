@@ -20,8 +20,8 @@ unless their file is named.
    run: once it has read all messages, between parts of a large one, or if :meth:`Wakes.are_due`.
 5. ``get`` and ``get_nowait`` make the output (:func:`unread.settled`), with the logprobs of
    :mod:`~.logprobs`, and show the next turn. Servers make a chunk of it
-   (:meth:`Stream.chat_choice`), and write that to the client's socket
-   (:meth:`Chunk.model_dump_json`).
+   (:meth:`Stream.chat_choice`), and write its JSON (:meth:`Chunk.model_dump_json`) to the client's
+   socket.
 6. ``abort_requests`` drops a parent without children (:mod:`~.aborted_parents`), and ends a
    session.
 """

@@ -251,7 +251,7 @@ class StepInputs(Feature):
             logits_indices = self._device.write(runner, rows, sampled)
         if runner.lora_config:
             runner.set_active_loras(batch, lengths, np.ones(count, np.int32))
-        self._metadata.begin_step()
+        self._metadata.inputs_prepared()
         return logits_indices, None
 
     def _rotate(self, runner: "GPUModelRunner", computed: np.ndarray, total: int) -> bool:

@@ -42,7 +42,7 @@ class Part(NamedTuple):
 class StepMetadata:
     """Builds attention metadata from the common metadata of earlier steps.
 
-    In a step, :meth:`StepInputs.prepare` calls :meth:`begin_step`, and upstream's runner then
+    In a step, :meth:`StepInputs.prepare` calls :meth:`inputs_prepared`, and upstream's runner then
     :meth:`make_slots` and :meth:`build`, which uses those slots. If :meth:`build` returns None,
     upstream builds the metadata, and :meth:`keep` gets it for later steps.
     """
@@ -71,8 +71,8 @@ class StepMetadata:
         self.forget_step()
         self._attention = None
 
-    def begin_step(self) -> None:
-        """Begin a step. Called once ``step_inputs`` has prepared the step's inputs."""
+    def inputs_prepared(self) -> None:
+        """Begin a step, whose inputs ``step_inputs`` has prepared."""
         self._open, self._slots = True, None
 
     def make_slots(
