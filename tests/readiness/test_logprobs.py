@@ -225,5 +225,6 @@ class TestCollector:
         side.take(120, Step([1], 21, 120))
         gc.callbacks.pop()
         assert gc.isenabled() is on
+        assert gc.get_threshold() == (50, 1000, 1000)
         assert side.given[-1].outputs[0].logprobs
         assert len(walks) < 20  # 2,541 objects would be 50 walks, each of two phases
