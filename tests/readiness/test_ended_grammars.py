@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -27,6 +28,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, DraftTokenIds
 from vllm.v1.readiness import worker
+from vllm.v1.readiness.frontend import grammar_pipelines
 from vllm.v1.spec_decode.ngram_proposer_gpu import update_scheduler_for_invalid_drafts
 from vllm.v1.structured_output.utils import apply_grammar_bitmask
 
@@ -285,6 +287,14 @@ def test_masks_wait_for_all_tokens_in_a_pipeline(side: str, stages: int) -> None
     assert replies.pop("c") == (tokens("1:") * 15, "length")
     right = {"a": ([*tokens("717171x"), EOS], "stop"), "b": ([*tokens("x1x1x1"), EOS], "stop")}
     assert (replies == right) == (side == "ours" or stages == 2)
+
+
+@pytest.mark.parametrize(("younger", "oldest"), [(True, False), (False, True)])
+def test_only_a_younger_step_with_a_grammar_is_waited_for(younger: bool, oldest: bool) -> None:
+    steps = [SimpleNamespace(has_structured_output_requests=has) for has in (younger, oldest)]
+    queue = deque((None, step, None) for step in steps)
+    core: Any = SimpleNamespace(batch_queue=queue, async_scheduling=True)
+    assert grammar_pipelines.drains(core) is younger
 
 
 def own_check(scheduler: Any) -> Any:
