@@ -4,6 +4,7 @@ import errno
 import itertools
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -273,3 +274,19 @@ def test_a_failure_before_the_first_rename_leaves_no_trace(
     assert caught.value.code is Exit.DENIED
     assert "free some space" in caught.value.next_step
     assert sites.snapshot(site, bytecode=True) == before
+
+
+def test_a_mount_that_cannot_sync_directories_is_served(site: Path, worded: Overlay) -> None:
+    refused, original = [], os.fsync
+
+    def refusing(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            refused.append(file)
+            raise OSError(errno.EINVAL, "Invalid argument", str(site))
+        original(file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", refusing)
+        commands.apply(locate(site=str(site)), worded, Options(force=True, wait=5))
+    assert refused
+    assert cli.main(["verify", "--site", str(site)]) == Exit.DONE
