@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support import scheduling
 from support.scheduling import FEATURES, Lockstep, Setup
-from vllm.v1.readiness.core import schedule, step, update_outputs
+from vllm.v1.readiness.core import bounds, schedule, step, update_outputs
 from vllm.v1.readiness.engine import gauges
 from vllm.v1.request import RequestStatus
 
@@ -21,9 +21,10 @@ SETUP = Setup(seqs=8, blocks=200, budget=64, length=128)
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Numbers of requests in all steps: served by each feature, and left to upstream."""
+    """Numbers of requests in all steps: served by each feature, left to upstream, and allocated."""
     counts: Counter[str] = Counter()
     advance, update = schedule.Running._advance_counts, update_outputs.UpdateOutputs._update
+    allocate = bounds.Cache.allocate
 
     def advancing(self: Any, preempted: bool) -> Iterator[Any]:
         for item in advance(self, preempted):
@@ -39,7 +40,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts["update-outputs, left"] += left
         counts["update-outputs"] += len(step.num_scheduled_tokens) - left
 
+    def allocating(self: Any, *others: Any) -> Any:
+        counts["allocations"] += 1
+        return allocate(self, *others)
+
     monkeypatch.setattr(schedule.Running, "_advance_counts", advancing)
+    monkeypatch.setattr(bounds.Cache, "allocate", allocating)
     monkeypatch.setattr(update_outputs.UpdateOutputs, "_update", updating)
     return counts
 
@@ -65,6 +71,7 @@ def test_requests_that_continue_are_served_while_others_come_and_go(
     serve(replace(setup, caching=groups != "hybrid", groups=groups))
     assert served["schedule, left"] < 0.08 * served["schedule"]
     assert served["update-outputs, left"] < 0.08 * served["update-outputs"]
+    assert served["allocations"] < 0.8 * served["schedule"]  # blocks have 4 tokens
     assert fallbacks == {}
 
 
