@@ -10,6 +10,8 @@ BENCH_ENV := $(if $(wildcard /dev/nvidiactl /dev/dxg),build/pristine,$(TEST_ENV)
 # Each file of tests runs in one worker. Tests of engines wait for processes, so that one worker
 # more than there are cores is faster; beyond four, the longest file decides.
 WORKERS ?= $(shell n=$$(nproc) && echo $$((n < 4 ? n + 1 : 4)))
+# Each worker imports vLLM: let the first one leave its bytecode to the others.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(TEST_ENV)/bin/python -m pytest
 BY_FILE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # An empty value on the command line is a mistake; in the environment it means nothing.
@@ -151,10 +153,10 @@ probe: ## show the parts of a step and who waits, from FILE: a server's http://H
 	@$(PACKAGES) $(PY3) -m probe "$$FILE" $(ARGS)
 
 test: test-environment lint ## run the tests, in an environment that it makes (build/env)
-	@$(TEST_ENV)/bin/python -m pytest $(BY_FILE) $(ARGS)
+	@$(PYTEST) $(BY_FILE) $(ARGS)
 
 test-slow: test-environment ## run the tests that take minutes each
-	@READINESS_EXAMPLES=2 $(TEST_ENV)/bin/python -m pytest -m "slow or drawn" $(BY_FILE) $(ARGS)
+	@READINESS_EXAMPLES=2 $(PYTEST) -m "slow or drawn" $(BY_FILE) $(ARGS)
 
 lint: tools ## ruff and mypy
 	@$(TEST_ENV)/bin/ruff check . && $(TEST_ENV)/bin/ruff format --check .

@@ -41,7 +41,7 @@ class Engine:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.site = sites.whole(folder / "site")
+        self.site = sites.whole(folder / "site", bytecode=True)
         self._numbers = itertools.count(1)
 
     def apply(self, *options: str) -> None:
@@ -177,7 +177,7 @@ def _environment(searched: Sequence[Path]) -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
-        # A view has no bytecode: let the first run write it for those that follow.
+        # Let the first run write the bytecode that a view lacks, for those that follow.
         "PYTHONDONTWRITEBYTECODE": "",
     }
 

@@ -88,15 +88,22 @@ def shorten_record(site: Path) -> None:
     record.write_text("".join(kept))
 
 
-def whole(site: Path) -> Path:
-    """A copy of the real installation in which every file is a hard link, as uv makes them."""
+def whole(site: Path, bytecode: bool = False) -> Path:
+    """A copy of the real installation in which every file is a hard link, as uv makes them.
+
+    Args:
+        site: the directory to make.
+        bytecode: whether it has what bytecode there is, too, which is valid there: a hard link has
+            its file's time.
+    """
+    left_out = shutil.ignore_patterns("*.pyc.*" if bytecode else "__pycache__")
     site.mkdir(parents=True)
     for name in ("vllm", INFO):
         shutil.copytree(
             UPSTREAM / name,
             site / name,
             copy_function=os.link,
-            ignore=shutil.ignore_patterns("__pycache__"),
+            ignore=left_out,
         )
     return site
 
