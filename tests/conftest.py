@@ -45,6 +45,14 @@ settings.register_profile(
 settings.load_profile("busy")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have one worker run all tests of a file, which share fixtures, unless they are spread."""
+    for item in items:
+        if item.get_closest_marker("spread") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Collect no garbage while the tests are imported: nearly all of those objects stay."""
@@ -53,6 +61,13 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def objects_that_stay_are_not_walked() -> None:
+    """Have the collector walk only what is made from here on, not a million objects of imports."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

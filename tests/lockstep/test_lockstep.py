@@ -247,6 +247,7 @@ def test_drawn_runs_equal_upstream(asynchronous: bool, drafts: int, data: st.Dat
 
 
 @pytest.mark.slow
+@pytest.mark.spread
 @pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("drafts", [0, 2])
