@@ -7,12 +7,12 @@
 TEST_ENV := build/env
 # The installation to measure if none is named: without a GPU, the tests' own vLLM.
 BENCH_ENV := $(if $(wildcard /dev/nvidiactl /dev/dxg),build/pristine,$(TEST_ENV))
-# Each file of tests runs in one worker, but for drawn runs. Tests of engines wait for processes, so that one worker
+# Each file of tests runs in one worker. Tests of engines wait for processes, so that one worker
 # more than there are cores is faster; beyond four, the longest file decides.
 WORKERS ?= $(shell n=$$(nproc) && echo $$((n < 4 ? n + 1 : 4)))
 # Each worker imports vLLM: let the first one leave its bytecode to the others.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(TEST_ENV)/bin/python -m pytest
-BY_FILE = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+BY_FILE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # An empty value on the command line is a mistake; in the environment it means nothing.
 EMPTY := VENV SITE PYTHON WHEEL MODEL FILE EXTRA PATCH RELEASE SHA256 LEAVE

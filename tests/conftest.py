@@ -45,14 +45,6 @@ settings.register_profile(
 settings.load_profile("busy")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one worker run all tests of a file, which share fixtures, unless they are spread."""
-    for item in items:
-        if item.get_closest_marker("spread") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Collect no garbage while the tests are imported: nearly all of those objects stay."""

@@ -5,7 +5,6 @@ See :mod:`support.lockstep`. Ours runs three times: copies arrive at any time, a
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -244,17 +243,3 @@ def test_drawn_runs_equal_upstream(asynchronous: bool, drafts: int, data: st.Dat
         run_drawn(data.draw, asynchronous, drafts)
     except SetAside:
         reject()
-
-
-@pytest.mark.slow
-@pytest.mark.spread
-@pytest.mark.parametrize("number", range(3))
-@pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("drafts", [0, 2])
-def test_fixed_runs_equal_upstream(
-    asynchronous: bool, drafts: int, number: int, record_property: Callable[[str, object], None]
-) -> None:
-    """The same runs each time; those set aside are counted and replaced."""
-    outcomes = tally(number, 60, asynchronous, drafts)
-    record_property("lockstep runs", dict(outcomes))
-    assert outcomes["equal"] == 60
