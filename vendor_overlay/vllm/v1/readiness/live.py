@@ -33,8 +33,8 @@ of ``gpu_model_runner``, unless their file is named. They call :mod:`~.worker`; 
 7. In step *n* + 1, ``_update_states`` removes requests, updates those that continue at once
    (:meth:`StepInputs.advance`, which also appends the ids of their new blocks to the tables on the
    host), and adds others: :meth:`LiveBatch.remove_request` and :meth:`LiveBatch.add_request` tell
-   all that follow rows. A request that may return keeps its slots (:meth:`Slots.remove_request`);
-   those of an ended one are freed with its state object.
+   all that follow rows. A preempted request keeps its slots (:meth:`Slots.remove_request`) and
+   takes them back (:meth:`Slots.add_request`); an ended one's are freed with its state object.
 8. ``_prepare_inputs`` calls :meth:`LiveBatch.check_inputs` and :meth:`StepInputs.prepare`. That
    sends the ids of new blocks (:meth:`BlockTables.commit`). Then one kernel reads the token where
    4 left it, and writes the inputs of all rows, and their slot mappings, which

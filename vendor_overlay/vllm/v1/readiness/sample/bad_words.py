@@ -117,7 +117,7 @@ class BadWords(Slots):
             self._blocks = -(-most // _BLOCK)
             return
         of_rows = [self._words.get(req_id) for req_id in self.batch.req_ids]
-        self._tails = tails = Tails(self.send, of_rows, self.rows(), self.width)
+        self._tails = tails = Tails(self.send, of_rows, self.tensors(), self.width)
         for req_id, view in zip(self.batch.req_ids, tails.views, strict=True):
             if (slot := self._slots.get(req_id)) is not None:
                 slot.tensor = view

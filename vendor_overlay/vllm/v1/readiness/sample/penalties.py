@@ -46,7 +46,7 @@ _BLOCK = 1024
 
 
 class Penalties(Slots):
-    """Penalties of one batch. :class:`Slots` calls the methods in the order of a slot's life."""
+    """Penalties of one batch. :class:`Slots` calls the methods from :meth:`wanted` on."""
 
     name = registry.PENALTIES
     fields = ("repetition_penalties", "frequency_penalties", "presence_penalties")
@@ -138,7 +138,7 @@ class Penalties(Slots):
         divide = logits.is_cuda and logits.is_contiguous()  # or multiply by an inverse
         if not (self.kernels and logits.dtype == torch.float32 and logits.stride(-1) == 1):
             how = (per_draft, self.batch.repetition_penalties_cpu != 1.0, divide)
-            penalties_torch.apply(self.rows(), self.values, logits, drafts, *how)
+            penalties_torch.apply(self.tensors(), self.values, logits, drafts, *how)
             return
         assert self.addresses is not None
         ids, ends, mode, positions = draft_arguments(drafts, per_draft, self.addresses)
@@ -152,7 +152,7 @@ class Penalties(Slots):
     def update(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
         """Count the sampled tokens in the slots."""
         if not (self.kernels and sampled.stride(-1) == 1):
-            penalties_torch.count(self.rows(), sampled, discarded, self.vocab_size)
+            penalties_torch.count(self.tensors(), sampled, discarded, self.vocab_size)
             return
         assert self.addresses is not None
         arguments = (sampled, sampled.stride(0), sampled.shape[1], discarded, self.addresses)
@@ -173,6 +173,7 @@ def build_kernel(
 ):
     """Fill one request's slot, which may hold anything; grid [requests]."""
     request = tl.program_id(0)
+    # True where the vocabulary is a multiple of 4; elsewhere the masks prevent vector loads.
     counts = tl.multiple_of(tl.load(slots + request).to(tl.pointer_type(tl.int32)), 16)
     for i in range(0, vocab, BLOCK):
         token = i + tl.arange(0, BLOCK)

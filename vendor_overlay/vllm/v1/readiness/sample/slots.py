@@ -5,10 +5,11 @@ from the history on the host before the first step that samples a token for the 
 sampled token then updates the slot on the device, without a wait on the host.
 
 A step is served from slots only if every slot holds its request's whole history. A slot that may
-differ from the history is rebuilt: after a truncation, and after a step that fell back to upstream
-or was not observed. A request that leaves the batch unfinished (preempted, or in another
-micro-batch of a pipeline) keeps its slot, which is reused if the request returns unchanged. With
-drafts in flight it does not, because the host does not know which tokens the slot includes.
+differ from the history is rebuilt: after a truncation, and after a step that was left to upstream
+as its sampling began, or was not observed. A request that leaves the batch unfinished (preempted,
+or in another micro-batch of a pipeline) keeps its slot, which is reused if the request returns
+unchanged. With drafts in flight it does not, because the host does not know which tokens the slot
+includes.
 """
 
 # mirrors: vllm.v1.sample.metadata:SamplingMetadata
@@ -59,8 +60,9 @@ class Slots(Feature, ABC):
     """Slots of one batch for one feature, which derives from this class.
 
     This class calls the feature, in the order of a slot's life: :meth:`wanted` when a request is
-    added, :meth:`supports` and :meth:`build` when a step begins, :meth:`launch` when the samplers
-    apply the feature, and :meth:`update` with the sampled tokens.
+    added, :meth:`supports` and :meth:`build` when the sampling of a step begins, :meth:`launch`
+    when the samplers apply the feature, or :meth:`restore` if upstream does, and :meth:`update`
+    with the sampled tokens.
     """
 
     name: ClassVar[str]  #: The feature's name, which is also the owner of its fences.
@@ -159,7 +161,7 @@ class Slots(Feature, ABC):
                 self.name,
             )
             self.leave_step(gauges.OTHER_CLASS)
-        left = self._fill() if self.supports(metadata, width) else gauges.OTHER_INPUT
+        left = self._build_missing() if self.supports(metadata, width) else gauges.OTHER_INPUT
         if left:
             self.leave_step(left)
             return
@@ -177,7 +179,7 @@ class Slots(Feature, ABC):
             addresses = [0 if slot is None else slot.address for slot in slots]
             self.addresses = self.send(np.array(addresses, np.int64))
 
-    def _fill(self) -> str:
+    def _build_missing(self) -> str:
         """Build the missing slots; return the reason for a failure, else an empty string."""
         missing = [req_id for req_id, slot in self._slots.items() if slot is None]
         if not missing:
@@ -191,7 +193,7 @@ class Slots(Feature, ABC):
             return gauges.NO_SLOT
         if self._exhausted:
             return gauges.NO_ROOM
-        self._forget_step()
+        self._forget_step()  # addresses change
         rows = [self.batch.req_id_to_index[req_id] for req_id in missing]
         self.history.settle_rows(rows, self.name)
         while True:
@@ -208,7 +210,7 @@ class Slots(Feature, ABC):
         self.warn_no_room()
         return gauges.NO_ROOM
 
-    def rows(self) -> list[torch.Tensor | None]:
+    def tensors(self) -> list[torch.Tensor | None]:
         """Return the tensor of each row's slot."""
         slots = map(self._slots.get, self.batch.req_ids)
         return [None if slot is None else slot.tensor for slot in slots]
