@@ -220,7 +220,7 @@ def test_model_runner_v2_is_given_what_it_supports() -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "abouts"),
-    [(["0"], ["0.5B, piecewise", "0.5B, full", "hybrid, decodes"]), ([], ["0.5B, none"])],
+    [(["0"], ["0.5B, piecewise", "0.5B, full", "hybrid, piecewise"]), ([], ["0.5B, none"])],
 )
 def test_graphs_are_those_of_the_engine_unless_they_are_named(
     gpus: list[str], abouts: list[str]
