@@ -15,6 +15,8 @@ from bench.harness.installations import Installations
 from support import sites
 from support.processes import gone
 
+pytestmark = pytest.mark.slow  # of the benchmark's programs alone
+
 
 def test_the_interpreter_is_the_one_behind_a_shim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
