@@ -67,8 +67,8 @@ def test_sides_that_run_at_the_same_time_exchange_places(measure: Any) -> None:
     assert [(one.case, one.order) for one in run.slices] == [*itertools.product(cases, (0, 1))]
     for one in run.slices:
         slower, faster = one.figures
-        # Medians: one stall of a busy machine can take most of a slice's second.
-        assert slower["ITL p50"] > SLOWER * 1e3
+        # Medians: one stall of a busy machine can take most of a slice's second. A client that got
+        # no time reads tokens of two steps at once, so that they may be below SLOWER.
         assert slower["ITL p50"] > faster["ITL p50"]
         assert 0 < slower["tokens/s"] < 4 / SLOWER
         assert faster["tokens/s"] > 0
