@@ -5,6 +5,7 @@ See :mod:`support.lockstep`. Ours runs three times: copies arrive at any time, a
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -231,6 +232,22 @@ def tally(number: int, count: int, asynchronous: bool, drafts: int) -> Counter[s
 
     draw_run()
     return outcomes
+
+
+def fixed_runs(asynchronous: bool, drafts: int) -> Callable[..., None]:
+    """Return the slow test of runs that are the same each time.
+
+    Each kind of runs has a file, so that a worker of its own may run it.
+    """
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("number", range(3))
+    def test(number: int, record_property: Callable[[str, object], None]) -> None:
+        outcomes = tally(number, 60, asynchronous, drafts)
+        record_property("lockstep runs", dict(outcomes))
+        assert outcomes["equal"] == 60
+
+    return test
 
 
 @given(data=st.data())

@@ -1,17 +1,5 @@
-"""Lockstep runs under synchronous scheduling, the same each time, in a file for a worker."""
+"""Fixed lockstep runs under synchronous scheduling."""
 
-from collections.abc import Callable
+from lockstep.test_lockstep import fixed_runs
 
-import pytest
-from lockstep.test_lockstep import tally
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(3))
-def test_fixed_runs_equal_upstream(
-    number: int, record_property: Callable[[str, object], None]
-) -> None:
-    """Those set aside are counted and replaced."""
-    outcomes = tally(number, 60, asynchronous=False, drafts=0)
-    record_property("lockstep runs", dict(outcomes))
-    assert outcomes["equal"] == 60
+test_fixed_runs_equal_upstream = fixed_runs(asynchronous=False, drafts=0)
