@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -14,8 +15,9 @@ FOLDERS = ("core", "engine", "frontend", "inputs", "sample", "watch")
 _IMPORT = re.compile(r"^\+from vllm\.v1\.readiness import (\w+) as readiness$", re.M)
 
 
+@cache
 def called() -> dict[str, set[str]]:
-    """What the patched files take from each door."""
+    """Return the names that patched files use, by door."""
     text = "".join(patch.read_text() for patch in sorted((REPO / "patches").glob("*.patch")))
     files = re.split(r"^--- a/(\S+)$", text, flags=re.M)[1:]
     doors: dict[str, str] = {}

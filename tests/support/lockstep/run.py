@@ -12,7 +12,7 @@ import pytest
 import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.readiness import registry, worker
+from vllm.v1.readiness import worker
 from vllm.v1.readiness.sample import thinking_fixes
 from vllm.v1.request import Request, RequestStatus
 
@@ -33,12 +33,6 @@ from support.scheduling import (
     make_scheduler,
     reasoning_config,
     speculative_config,
-)
-
-THINKING_FIXES = (
-    registry.THINKING_ROWS,
-    registry.THINKING_SECTIONS,
-    registry.THINKING_UNLIMITED,
 )
 
 
@@ -149,9 +143,7 @@ class LockstepRun:
             late = RunnerUnderTest(modules.overlaid, self, lambda: False, reads=reads)
             self.twins.append(late)
         # Of thinking budgets, upstream's holder with our fixes is the oracle for the feature.
-        on = worker.of(self.ours.batch).on
-        if not on.isdisjoint(THINKING_FIXES):
-            thinking_fixes.mend(self.stock.batch, on)
+        thinking_fixes.mend(self.stock.batch, worker.of(self.ours.batch).on)
         return [self.stock, self.ours, *self.twins]
 
     def add(self, prompt: list[int], req_id: str | None = None, **params: Any) -> str:
