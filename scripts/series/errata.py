@@ -54,8 +54,8 @@ _MOVE = """
 architecture that {release} lacks; if each error that can affect you is *mended* there by the
 tables above; or if you want the overlay for speed alone, and serve what shows no gain in tokens/s:
 a model of 7B, or nearly all that was measured with few requests at a time
-([measurements](measurements.md#traffic)). Beside 0.26.0 only a model of 0.5B with 128 requests at
-a time was measured. Stay if your architecture is one of the 29.
+([measurements](measurements.md#traffic)). Beside 0.26.0 a model of 0.5B with 128 requests at a time
+and one of 7B with 64 were measured. Stay if your architecture is one of the 29.
 
 With a move the whole overlay goes: it refuses files of other releases. Of the {mended} errors that
 it mends, {left} are then left in whole or in part, as far as is known, {leaks} of them leaks
