@@ -67,7 +67,7 @@ class StepMetadata:
         self._open, self._slots, self._keeping = False, None, None
 
     def lose_block_tables(self) -> None:
-        """Build anew what has views of the block tables, in the next step."""
+        """Mark all views of the block tables as stale; the next step rebuilds them."""
         self.forget_step()
         self._attention = None
 
