@@ -6,6 +6,7 @@ Lockstep runs compare every buffer of both runners after every step (``support.l
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -86,6 +87,19 @@ def test_memory_that_was_given_back_is_filled(
     run.finish()
     assert suits.call_count == 2
     assert len(prepared) == 20
+
+
+def test_an_ended_request_is_free_at_its_removal() -> None:
+    """Its state owns its slots, and the others of its last step go on."""
+    run = LockstepRun()
+    first = run.add([1, 2, 3], max_tokens=20, ignore_eos=True)
+    run.add([2, 3], max_tokens=20, ignore_eos=True)
+    run.run(3)
+    batch = run.ours.batch
+    ended = ref(run.ours.runner.requests.pop(first))
+    assert ended() is not None
+    worker.of(batch).remove_request(first, batch.req_id_to_index[first])
+    assert ended() is None
 
 
 def settled(run: LockstepRun, most: int) -> list[int]:
@@ -270,7 +284,7 @@ def test_kernel_equals_host(
             rows.tokens is not None,
             tokens,
             indices,
-            step_inputs.addresses(others),
+            step_inputs.table_arguments(others),
         )
     assert torch.equal(indices[:count], expected)
     assert (indices[count:] == 99).all()

@@ -138,8 +138,8 @@ class StepInputs(Feature):
         self._decoded = None
         self._metadata.forget_step()
 
-    def idle(self) -> None:
-        """Release the request states of the last step."""
+    def remove_request(self, request: "CachedRequestState", row: int) -> None:
+        """Release the request states of the last step, the removed one's among them."""
         self._ids, self._ids_of, self._states, self._decoded = [], None, [], None
 
     def advance(self, runner: "GPUModelRunner", scheduled: "SchedulerOutput") -> "SchedulerOutput":
@@ -269,7 +269,7 @@ class StepInputs(Feature):
 
 
 class _Device:
-    """Staging buffers of the inputs, and the addresses of block tables on the device."""
+    """Staging buffers of the inputs, and the kernel's arguments for block tables."""
 
     def __init__(self, runner: "GPUModelRunner", tables: "Sequence[BlockTable]") -> None:
         size = 4 * runner.max_num_reqs + runner.max_num_tokens
@@ -281,9 +281,9 @@ class _Device:
         self._logits_indices = torch.zeros(
             runner.max_num_reqs, dtype=torch.int32, device=runner.device
         )
-        places = addresses(tables)
-        places = places.pin_memory() if runner.pin_memory else places
-        self._tables = places.to(runner.device, non_blocking=True)
+        arguments = table_arguments(tables)
+        arguments = arguments.pin_memory() if runner.pin_memory else arguments
+        self._table_arguments = arguments.to(runner.device, non_blocking=True)
 
     def write(
         self, runner: "GPUModelRunner", rows: Rows, sampled: torch.Tensor | None
@@ -295,7 +295,7 @@ class _Device:
         self._sent[:size].copy_(self._host[:size], non_blocking=True)
         launch(
             *(runner, self._sent, count, total, rows.tokens is not None, sampled),
-            *(self._logits_indices, self._tables),
+            *(self._logits_indices, self._table_arguments),
         )
         return self._logits_indices[:count]
 
@@ -352,7 +352,7 @@ def write_on_cpu(
     return runner.query_start_loc.gpu[1 : count + 1] - 1
 
 
-def addresses(tables: "Sequence[BlockTable]") -> torch.Tensor:
+def table_arguments(tables: "Sequence[BlockTable]") -> torch.Tensor:
     """Return the kernel's arguments for block tables, int64 [groups, 5], on the host.
 
     The columns are the address of the table on the device, the table's stride, the block size in

@@ -34,7 +34,7 @@ def prepare_kernel(
     sampled,  # [previous rows, 1], any integer dtype; read if SAMPLED
     sampled_stride,
     groups,
-    tables,  # int64 [groups, 5]; see step_inputs.addresses
+    tables,  # int64 [groups, 5]; see step_inputs.table_arguments
     SAMPLED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -101,7 +101,7 @@ def launch(
     ``step_inputs.pack`` wrote ``staged``, which includes token ids if ``on_host``. ``sampled``
     [previous rows, 1] is the last step's tokens; None if ``staged`` includes all tokens.
     ``logits_indices``, int32 [at least rows], receives the index of each request's last token.
-    ``tables``, int64 [groups, 5], comes from ``step_inputs.addresses``.
+    ``tables``, int64 [groups, 5], comes from ``step_inputs.table_arguments``.
     """
     ids = runner.input_ids.gpu
     prepare_kernel[(rows + 1,)](
