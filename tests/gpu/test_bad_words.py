@@ -95,9 +95,9 @@ def test_nothing_waits() -> None:
         assert not live.host_needs_drafts()
         bad_words = BadWords.take(metadata, logits, None)[0]
         assert bad_words is not None
-        bad_words.apply(logits, after_drafts=True)
+        bad_words.apply(logits, bad_words.drafts, per_draft=False)
         assert BadWords.take(metadata, targets, drafts)[0] is bad_words
-        bad_words.apply_to_targets(targets, drafts)
+        bad_words.apply(targets, drafts, per_draft=True)
         live.observe_sampled(sampled, discarded)
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -65,7 +65,7 @@ def test_as_upstream_to_the_bit(vocab: int, contiguous: bool) -> None:
     penalties = Penalties.take(batch.sampling_metadata, logits)[0]
     assert penalties is not None
     before = logits.clone()
-    penalties.apply(logits, after_drafts=False)
+    penalties.apply(logits, None, per_draft=False)
     assert same_bits(before[::4], logits[::4])
     penalised = [row for row in range(16) if row % 4]
     finite = ~before.isnan()
@@ -104,7 +104,7 @@ def test_drafts_count_within_the_step(vocab: int) -> None:
     )
     finite = ~targets.isnan()
     assert Penalties.take(metadata, targets, metadata_of_drafts)[0] is penalties
-    penalties.apply_to_targets(targets, metadata_of_drafts)
+    penalties.apply(targets, metadata_of_drafts, per_draft=True)
     touched = rows % 4 != 0
     assert same_bits(targets.where(finite, 0)[touched], expected.where(finite, 0)[touched])
 
@@ -117,7 +117,7 @@ def test_drafts_count_within_the_step(vocab: int) -> None:
         metadata.repetition_penalties,
         [outputs[row] + ids for row, ids in enumerate(drafts)],
     )
-    penalties.apply(bonus, after_drafts=True)
+    penalties.apply(bonus, penalties.drafts, per_draft=False)
     touched = torch.arange(16) % 4 != 0
     assert same_bits(bonus.where(finite, 0)[touched], expected.where(finite, 0)[touched])
 
@@ -148,7 +148,7 @@ def test_what_is_sampled_is_counted_and_nothing_waits() -> None:
         batch.readiness.begin_sampling(logits, None)
         penalties = Penalties.take(batch.sampling_metadata, logits)[0]
         assert penalties is not None
-        penalties.apply(logits.clone(), after_drafts=False)
+        penalties.apply(logits.clone(), None, per_draft=False)
         batch.readiness.observe_sampled(sampled, discarded)
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -157,5 +157,5 @@ def test_what_is_sampled_is_counted_and_nothing_waits() -> None:
             times = 1 if row == 15 else 2
             batch.req_output_token_ids[row].extend([t for t in ids if t >= 0] * times)
     expected = stock_penalties(batch, logits.clone())
-    penalties.apply(logits, after_drafts=False)
+    penalties.apply(logits, None, per_draft=False)
     assert same_bits(logits, expected)

@@ -99,7 +99,7 @@ def test_the_batch_of_a_copy_stays_live(copied: Callable[[Any], Any]) -> None:
     assert worker.of(twin) is not attached
     assert not worker.of(twin).on
     assert worker.of(original) is attached
-    assert original.sampling_metadata.output_token_ids is attached.rows
+    assert original.sampling_metadata.output_token_ids is attached.output_lists
     if copied is not copy.copy:
         go_on(modules.overlaid, twin)
         assert list(attached.requests) == ["r0", "r1", "r2", "r3"]

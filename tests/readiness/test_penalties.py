@@ -66,7 +66,7 @@ def compare(stock: Any, ours: Any, logits: torch.Tensor) -> None:
     assert penalties is not None
     # Upstream's form depends on the layout, which a clone keeps.
     mine = torch.empty_strided(logits.shape, logits.stride()).copy_(logits)
-    penalties.apply(mine, after_drafts=False)
+    penalties.apply(mine, None, per_draft=False)
     assert same_bits(mine, stock_penalties(stock, logits))
 
 
@@ -113,7 +113,7 @@ def test_logits_have_upstreams_bits(data: st.DataObject, vocab: int) -> None:
         return
     expected = stock_penalties(stock, logits.clone())
     before = logits.clone()
-    penalties.apply(logits, after_drafts=False)
+    penalties.apply(logits, None, per_draft=False)
     for row, spec in enumerate(specs):
         reference = expected if spec.params else before
         assert same_bits(logits[row], reference[row])
@@ -201,7 +201,7 @@ def test_a_kernel_divides_positive_logits_where_upstream_does() -> None:
     other = torch.where(logits > 0, logits * (1 / penalty), logits * penalty)
     assert not same_bits(expected[:, ::2], other[:, ::2])
     before = logits.clone()
-    penalties.apply(logits.as_subclass(OnCuda), after_drafts=False)
+    penalties.apply(logits.as_subclass(OnCuda), None, per_draft=False)
     assert same_bits(logits[:, ::2], expected[:, ::2])
     assert same_bits(logits[:, 1::2], before[:, 1::2])
 

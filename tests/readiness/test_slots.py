@@ -294,7 +294,7 @@ def test_kept_slots_make_room_for_others(
     batch.add_request(state(Spec([1], [2], params), "other"))
     batch.refresh_metadata()
     prepare(batch)
-    assert slots.serving
+    assert not slots.left
     assert slots._slots["other"] is not None
     batch.add_request(request)
     assert slots._slots["left"] is None
@@ -342,8 +342,8 @@ def test_warm_up_launches_the_variants_of_serving(name: str, kind: str) -> None:
         for count in (1, 2, 16):
             slots.addresses = torch.zeros(count, dtype=torch.int64)
             slots.values = [torch.zeros(count)] * len(slots.fields)
-            slots.apply(torch.zeros(count, batch.vocab_size), after_drafts=False)
-            slots.serving = True
+            slots.apply(torch.zeros(count, batch.vocab_size), None, per_draft=False)
+            slots.left = ""
             sampled = torch.zeros((count, 1), dtype=torch.int32)
             slots.observe_sampled(sampled, torch.zeros(count, dtype=torch.bool))
     assert len(warmed) > 2

@@ -82,7 +82,7 @@ class Runner:
             metadata = worker.of(self.batch).step_metadata
             assert metadata is not None
             metadata.inputs_prepared()
-            made = metadata.make_slots(runner, total, None)
+            made = metadata.slot_mappings(runner, total, None)
             assert made is not None
             slots, _ = made
         built, _ = runner._build_attention_metadata(

@@ -104,7 +104,7 @@ class Pair:
         assert applied is (self.bad_words if words else None)
         before = expected.clone()
         if applied is not None:
-            applied.apply(logits, after_drafts=drafts is not None)
+            applied.apply(logits, drafts, per_draft=False)
         apply_bad_words(expected, words, rows)
         self._compare(logits, expected, before)
         if drafts is None or spread is None:
@@ -116,7 +116,7 @@ class Pair:
         applied = BadWords.take(self.ours.sampling_metadata, logits, drafts)[0]
         assert applied is (self.bad_words if words else None)
         if applied is not None:
-            applied.apply_to_targets(logits, drafts)
+            applied.apply(logits, drafts, per_draft=True)
         apply_bad_words_with_drafts(expected, words, rows, [len(ids) for ids in spread])
         self._compare(logits, expected, before)
 
@@ -131,7 +131,7 @@ class Pair:
         sampled = torch.tensor(padded, dtype=torch.int32, device=self.device)
         mask = torch.zeros(16, dtype=torch.bool)
         mask[list(discarded)] = True
-        if not self.bad_words.serving:
+        if self.bad_words.left:
             self._prepare(self.logits(len(tokens), "contiguous")[0], None)
         self.ours.readiness.observe_sampled(sampled, mask.to(self.device))
         for batch in (self.stock, self.ours):

@@ -15,10 +15,10 @@ of ``gpu_model_runner``, unless their file is named. They call :mod:`~.worker`; 
    ``InputBatch.update_async_output_token_ids`` :meth:`LiveBatch.settle_for_sampling`. Both wait
    only if a new slot or a reader (:mod:`~.sample.readers`) needs the newest token of some row.
 2. ``sampler.py`` and ``rejection_sampler.py`` offer metadata and logits to :meth:`Slots.take`, and
-   apply the slots that it returns (:meth:`Slots.apply`, :meth:`Penalties.launch`). If slots do not
-   serve the step, upstream's code runs on the output lists, all settled. The metadata belongs to a
-   live batch if its lists are that batch's :attr:`LiveBatch.rows`. :class:`ThinkingBudget` stands
-   in as the batch's holder, :mod:`~.sample.sampler_copies` follows the metadata's plan
+   apply the slots that it returns (:meth:`Penalties.apply`). The metadata belongs to a live batch
+   if its lists are that batch's :attr:`LiveBatch.output_lists`. If slots do not serve the step,
+   upstream's code runs on these lists, all settled. :class:`ThinkingBudget` stands in as the
+   batch's holder, :mod:`~.sample.sampler_copies` follows the metadata's plan
    (:meth:`LiveBatch.plan`), and :meth:`Seeds.draw` draws.
 3. :meth:`LiveBatch.observe_sampled` counts the token in its request's slots, on the device
    (:meth:`Slots.observe_sampled`, :meth:`Penalties.update`).
@@ -37,9 +37,10 @@ of ``gpu_model_runner``, unless their file is named. They call :mod:`~.worker`; 
    takes them back (:meth:`Slots.add_request`); an ended one's are freed with its state object.
 8. ``_prepare_inputs`` calls :meth:`LiveBatch.check_inputs` and :meth:`StepInputs.prepare`. That
    sends the ids of new blocks (:meth:`BlockTables.commit`). Then one kernel reads the token where
-   4 left it, and writes the inputs of all rows, and their slot mappings, which
-   :meth:`StepMetadata.make_slots` and :meth:`StepMetadata.build` hand to attention. Where it does
-   not serve, such as with drafts, :meth:`InputIds.fill` writes the ids.
+   4 left it, and writes the inputs of all rows, and their slot mappings.
+   :meth:`StepMetadata.slot_mappings` and :meth:`StepMetadata.build` hand these to attention, with
+   views of the tables that :meth:`StepMetadata.keep` has kept from an earlier step. Where
+   ``step_inputs`` does not serve, such as with drafts, :meth:`InputIds.fill` writes the ids.
 9. When step *n* + 2 or a later one begins, ``_update_states`` calls :meth:`History.begin_step`,
    which settles all steps but the newest: the token is written over its placeholder. It has usually
    arrived; a late copy is waited for with the owner ``history``. Without drafts, and while nothing
@@ -68,7 +69,7 @@ from vllm.v1.readiness.inputs.row_state import RowState
 from vllm.v1.readiness.inputs.step_inputs import StepInputs
 from vllm.v1.readiness.inputs.step_metadata import StepMetadata
 from vllm.v1.readiness.outputs import readback
-from vllm.v1.readiness.outputs.history import History, LiveRows
+from vllm.v1.readiness.outputs.history import History, OutputLists
 from vllm.v1.readiness.outputs.model_outputs import Outputs
 from vllm.v1.readiness.sample import (
     bad_words,
@@ -102,7 +103,7 @@ class LiveBatch:
     may be None.
 
     Attributes:
-        rows: output token ids of each row, if ``history`` is on.
+        output_lists: output token ids of each row, if ``history`` is on.
         requests: requests in the batch, by id.
         serving: ``on`` without what does not serve this batch.
         outputs: creates the runner's outputs.
@@ -116,7 +117,7 @@ class LiveBatch:
         with suppress(TypeError):  # not every class supports weak references
             batch = proxy(batch)
         self.batch, self.num_spec_tokens, self.on = batch, num_spec_tokens, on
-        self.rows = LiveRows(self)
+        self.output_lists = OutputLists(self)
         self.requests: dict[str, CachedRequestState] = {}
         if on and batch.is_pooling_model:
             on &= registry.POOLING
@@ -146,7 +147,7 @@ class LiveBatch:
             History(batch, num_spec_tokens, self.requests) if registry.HISTORY in on else None
         )
         if history is not None:
-            batch.req_output_token_ids = self.rows
+            batch.req_output_token_ids = self.output_lists
         self.thinking = (
             ThinkingBudget.make(batch, history, on)
             if history is not None and registry.THINKING_BUDGET in on
@@ -314,14 +315,14 @@ class LiveBatch:
         if not begun and self.thinking is not None:
             self.thinking.begin_anew()
         # A derived batch may hold other output lists, which the samplers do not recognise.
-        live = begun and self.batch.req_output_token_ids is self.rows
+        live = begun and self.batch.req_output_token_ids is self.output_lists
         metadata = self.batch.sampling_metadata
         for slots in self.slots:
             if live and slots in self._slots_with_seams:
                 slots.begin_sampling(metadata, logits.shape[-1], drafts)
             else:
                 slots.leave_step(gauges.OTHER_CLASS)
-            if not slots.serving:
+            if slots.left:
                 slots.restore(metadata)
 
     def _check_samplers(self, runner: "GPUModelRunner | None") -> None:
@@ -359,7 +360,7 @@ class LiveBatch:
     def settle_all(self, owner: str) -> None:
         """Settle all rows; ``owner`` names the fence."""
         if self.history is not None:
-            self.history.settle_rows(range(len(self.rows)), owner)
+            self.history.settle_rows(range(len(self.output_lists)), owner)
 
     def host_needs_drafts(self) -> bool:
         """Return whether the host reads this step's draft tokens."""

@@ -15,7 +15,8 @@ their file is named; modules without an attribute here keep no state.
    in it if :meth:`LoraLimits.waits` leaves it out.
 3. Waiting requests are admitted unless :meth:`Preemption.awaits_steps`. One waits for its grammar
    by :meth:`RefusedGrammars.waits`, and loads KV unless :meth:`FailedLoads.refused`.
-4. :meth:`Running.cached_data` writes the worker's message, with the ids of new blocks.
+4. :meth:`Running.cached_data` writes the worker's message, with the ids of new blocks, which
+   reaches the worker's ``_update_states`` (:mod:`~.live`, from 7).
    :meth:`KVTransfers.scheduled` and, in a synchronous pipeline, :meth:`Preemption.scheduled` add
    the step to :class:`InFlight`, and :meth:`StalledRequests.scheduled` looks for a request that
    stalls all others. Under async scheduling :class:`StepsInFlight` calls ``schedule``, and adds it.

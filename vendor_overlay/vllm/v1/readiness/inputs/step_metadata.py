@@ -43,15 +43,15 @@ class StepMetadata:
     """Builds attention metadata from the common metadata of earlier steps.
 
     In a step, :meth:`StepInputs.prepare` calls :meth:`inputs_prepared`, and upstream's runner then
-    :meth:`make_slots` and :meth:`build`, which uses those slots. If :meth:`build` returns None,
-    upstream builds the metadata, and :meth:`keep` gets it for later steps.
+    :meth:`slot_mappings` and :meth:`build`, which uses those mappings. If :meth:`build` returns
+    None, upstream builds the metadata, and :meth:`keep` gets it for later steps.
     """
 
     def __init__(self, batch: "InputBatch") -> None:
         self.batch = batch
         #: Whether ``step_inputs`` has prepared a step whose metadata is not built yet.
         self._open = False
-        #: The step's slot mappings by KV cache group, if :meth:`make_slots` returned them.
+        #: The step's slot mappings by KV cache group, if :meth:`slot_mappings` returned them.
         self._slots: dict[int, torch.Tensor] | None = None
         #: The runner's attention groups, for which the attributes below were created.
         self._attention: object = None
@@ -75,7 +75,7 @@ class StepMetadata:
         """Begin a step, whose inputs ``step_inputs`` has prepared."""
         self._open, self._slots = True, None
 
-    def make_slots(
+    def slot_mappings(
         self, runner: "GPUModelRunner", padded: int, split: object
     ) -> tuple[dict[int, torch.Tensor], dict[str, torch.Tensor]] | None:
         """Return views of the slot mappings, which ``step_inputs`` has computed and padded.

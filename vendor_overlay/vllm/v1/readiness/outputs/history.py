@@ -50,7 +50,7 @@ PLACEHOLDER = -1
 LAG = 16
 
 
-class LiveRows(list["list[int] | None"]):
+class OutputLists(list["list[int] | None"]):
     """Output lists of the live batch's rows; its identity marks the live batch's metadata."""
 
     def __init__(self, live: "LiveBatch") -> None:

@@ -124,7 +124,7 @@ class BadWords(Slots):
 
     # The samplers mask tokens, and the sampled tokens are appended to the tails
 
-    def launch(
+    def apply(
         self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
     ) -> None:
         """Mask the tokens that would complete a word."""
@@ -132,7 +132,6 @@ class BadWords(Slots):
             assert self._tails is not None
             self._tails.mask(logits, drafts, per_draft)
             return
-        assert self.addresses is not None
         ids, ends, mode, positions = draft_arguments(drafts, per_draft, self.addresses)
         strides = row_stride(logits), logits.stride(1)
         arguments = (logits, *strides, self.addresses, ids, ends, self.width)
@@ -145,7 +144,6 @@ class BadWords(Slots):
             assert self._tails is not None
             self._tails.append(sampled, discarded)
             return
-        assert self.addresses is not None
         arguments = (sampled, *sampled.stride(), sampled.shape[1], discarded, self.addresses)
         append_kernel[(len(self.addresses),)](*arguments, BLOCK=_BLOCK, num_warps=1)
 

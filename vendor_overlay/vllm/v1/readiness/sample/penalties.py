@@ -7,10 +7,7 @@ tokens are counted there, and one pass over the logits applies all three penalti
 The result equals that of ``apply_all_penalties`` bit for bit, on each platform and for each layout
 of the logits. The order is repetition, frequency, presence, and each product is rounded before it
 is subtracted. A slot is int32 [vocab]: the low 31 bits count output tokens, and the sign bit marks
-prompt tokens. With a vocabulary of 151,936, a slot takes 0.61 MB.
-
-Slots use device memory beyond ``gpu_memory_utilization``. If all slots may not fit there, they are
-allocated while vLLM profiles memory, which reduces the KV cache by their size.
+prompt tokens. With a vocabulary of 151,936, a slot takes 0.61 MB, of :mod:`~.slot_memory`.
 """
 
 # mirrors: vllm.v1.sample.ops.penalties:apply_all_penalties
@@ -131,7 +128,7 @@ class Penalties(Slots):
             ids = self.batch._make_prompt_token_ids_cpu_tensor()
             metadata.prompt_token_ids = ids.to(self.device, non_blocking=True)
 
-    def launch(
+    def apply(
         self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
     ) -> None:
         """Apply penalties."""
@@ -140,7 +137,6 @@ class Penalties(Slots):
             how = (per_draft, self.batch.repetition_penalties_cpu != 1.0, divide)
             penalties_torch.apply(self.tensors(), self.values, logits, drafts, *how)
             return
-        assert self.addresses is not None
         ids, ends, mode, positions = draft_arguments(drafts, per_draft, self.addresses)
         grid = (len(self.addresses), -(-self.vocab_size // _BLOCK), positions)
         stride = row_stride(logits)
@@ -154,7 +150,6 @@ class Penalties(Slots):
         if not (self.kernels and sampled.stride(-1) == 1):
             penalties_torch.count(self.tensors(), sampled, discarded, self.vocab_size)
             return
-        assert self.addresses is not None
         arguments = (sampled, sampled.stride(0), sampled.shape[1], discarded, self.addresses)
         count_kernel[(len(self.addresses),)](*arguments, self.vocab_size, num_warps=1)
 

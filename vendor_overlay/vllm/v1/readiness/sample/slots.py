@@ -32,7 +32,7 @@ from vllm.v1.readiness.engine import gauges, subclasses, switch
 from vllm.v1.readiness.feature import Feature
 from vllm.v1.readiness.inputs import records
 from vllm.v1.readiness.inputs.uploads import upload
-from vllm.v1.readiness.outputs.history import LiveRows
+from vllm.v1.readiness.outputs.history import OutputLists
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -60,9 +60,9 @@ class Slots(Feature, ABC):
     """Slots of one batch for one feature, which derives from this class.
 
     This class calls the feature, in the order of a slot's life: :meth:`wanted` when a request is
-    added, :meth:`supports` and :meth:`build` when the sampling of a step begins, :meth:`launch`
-    when the samplers apply the feature, or :meth:`restore` if upstream does, and :meth:`update`
-    with the sampled tokens.
+    added, :meth:`supports` and :meth:`build` when the sampling of a step begins, :meth:`restore` if
+    upstream serves it, and :meth:`update` with the sampled tokens. The samplers call :meth:`apply`
+    on what :meth:`take` returns.
     """
 
     name: ClassVar[str]  #: The feature's name, which is also the owner of its fences.
@@ -88,16 +88,14 @@ class Slots(Feature, ABC):
         #: state object, and is freed when the runner drops that object.
         self._kept: WeakValueDictionary[str, Slot] = WeakValueDictionary()
         self._exhausted = False
-        #: Reason why upstream serves the step; that of a runner that does not begin its sampling
-        #: until it does, and empty if slots serve the step.
-        self._left = gauges.OTHER_CLASS
-        #: Whether slots serve the current step, until its samples are observed.
-        self.serving = False
+        #: Reason why the step is left to upstream; empty while slots serve it, from the beginning
+        #: of its sampling, which some runners override, until its samples are observed.
+        self.left = gauges.OTHER_CLASS
         self.values: list[Any] = []  #: The step's values of :attr:`fields`.
         self.width = self.vocab_size  #: Number of columns of the step's logits.
         self.drafts: SpecDecodeMetadata | None = None
         #: Address of each row's slot, int64 [requests], 0 if it has none. For kernels.
-        self.addresses: torch.Tensor | None = None
+        self.addresses = torch.empty(0, dtype=torch.int64)
         self._metadata: SamplingMetadata | None = None
         gauges.watch(self)
 
@@ -108,11 +106,11 @@ class Slots(Feature, ABC):
         zeros = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
         logits = zeros.new_zeros((1, self.vocab_size), dtype=torch.float32)
         drafts = SimpleNamespace(draft_token_ids=zeros, cu_num_draft_tokens=zeros, max_spec_len=1)
-        self.serving, self.drafts, self.addresses = True, drafts, zeros[0].long()
+        self.left, self.drafts, self.addresses = "", drafts, zeros[0].long()
         self.values = [zeros[0].float()] * len(self.fields)
-        self.apply(logits, after_drafts=False)
-        self.apply_to_targets(logits, drafts)
-        self.apply(logits, after_drafts=True)
+        self.apply(logits, None, per_draft=False)
+        self.apply(logits, drafts, per_draft=False)
+        self.apply(logits, drafts, per_draft=True)
         self.observe_sampled(zeros, zeros[0].bool())
         self._forget_step()
 
@@ -154,7 +152,7 @@ class Slots(Feature, ABC):
         ``metadata`` is the live batch's; it is replaced whenever a row moves. ``width`` is the
         number of columns of the logits.
         """
-        if self.serving:
+        if not self.left:
             logger.warning_once(
                 "Readiness overlay: this model runner overrides sample_tokens. The state of %s is "
                 "rebuilt on every step, and the host waits for the device each time.",
@@ -165,7 +163,7 @@ class Slots(Feature, ABC):
         if left:
             self.leave_step(left)
             return
-        self.serving, self._left = True, ""
+        self.left = ""
         self.drafts = drafts
         self.values = [getattr(metadata, field) for field in self.fields]
         if metadata is not self._metadata or width != self.width:
@@ -229,8 +227,8 @@ class Slots(Feature, ABC):
         back, settles the output lists, which upstream's code reads, and returns None and
         ``metadata``.
         """
-        rows = metadata.output_token_ids
-        live = rows.live if isinstance(rows, LiveRows) else None
+        lists = metadata.output_token_ids
+        live = lists.live if isinstance(lists, OutputLists) else None
         field, unused = cls.unused
         if live is None or bool(getattr(metadata, field)) == bool(unused):
             return None, metadata
@@ -239,7 +237,7 @@ class Slots(Feature, ABC):
             positions = live.batch.num_reqs if drafts is None else len(drafts.draft_token_ids)
             values = [getattr(metadata, field) for field in cls.fields]
             if (
-                slots.serving
+                not slots.left
                 and all(map(is_, values, slots.values))
                 and logits.shape == (positions, slots.width)
                 and logits.device.type == slots.device.type
@@ -247,7 +245,7 @@ class Slots(Feature, ABC):
                 stripped = copy.copy(metadata)
                 setattr(stripped, field, copy.copy(unused))
                 return slots, stripped
-            gauges.fall_back(cls.name, slots._left or gauges.OTHER_INPUT)
+            gauges.fall_back(cls.name, slots.left or gauges.OTHER_INPUT)
             slots.restore(metadata)
         live.settle_all(cls.name)
         return None, metadata
@@ -255,16 +253,8 @@ class Slots(Feature, ABC):
     def restore(self, metadata: "SamplingMetadata") -> None:
         """Fill in the fields of the live batch's metadata that only upstream's code reads."""
 
-    def apply(self, logits: torch.Tensor, after_drafts: bool) -> None:
-        """Apply the feature in place to [requests, vocab]; ``after_drafts`` for bonus logits."""
-        self.launch(logits, self.drafts if after_drafts else None, per_draft=False)
-
-    def apply_to_targets(self, logits: torch.Tensor, drafts: "SpecDecodeMetadata") -> None:
-        """Apply the feature in place to target logits [drafts of all requests, vocab]."""
-        self.launch(logits, drafts, per_draft=True)
-
     @abstractmethod
-    def launch(
+    def apply(
         self, logits: torch.Tensor, drafts: "SpecDecodeMetadata | None", per_draft: bool
     ) -> None:
         """Apply the feature in place to the logits of each draft, or behind all of a request's."""
@@ -275,24 +265,24 @@ class Slots(Feature, ABC):
 
     def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
         """Update the slots, or mark them for rebuilding if they did not serve the step."""
-        if self.serving:
-            self.serving, self._left = False, gauges.OTHER_CLASS
-            self.update(sampled, discarded)
-        else:
+        if self.left:
             self.leave_step(gauges.OTHER_CLASS)
+        else:
+            self.left = gauges.OTHER_CLASS
+            self.update(sampled, discarded)
 
     def leave_step(self, reason: str) -> None:
         """Leave the step to upstream, and mark all slots for rebuilding."""
-        self._left = reason
         self._forget_step()
         self._slots = dict.fromkeys(self._slots)
         if self._exhausted:
-            self._release()
+            self.idle()
+        self.left = reason
 
     def _forget_step(self) -> None:
-        self.serving = False
+        self.left = gauges.OTHER_CLASS
         self.values = []
-        self.drafts = self.addresses = self._metadata = None
+        self.drafts = self._metadata = None
 
     # A request is cut or leaves the batch
 
@@ -310,7 +300,7 @@ class Slots(Feature, ABC):
             return
         self._exhausted = False  # there may be room now
         slot = self._slots.pop(req_id)
-        if slot is not None and not self.serving and not self.history.drafted:
+        if slot is not None and self.left and not self.history.drafted:
             batch = self.batch
             length = (int(batch.num_prompt_tokens[row]), int(batch.num_tokens_no_spec[row]))
             slot.params, slot.length = request.sampling_params, length
@@ -325,9 +315,6 @@ class Slots(Feature, ABC):
     def idle(self) -> None:
         """Release the device memory, unless a request that may return keeps a slot."""
         self._forget_step()
-        self._release()
-
-    def _release(self) -> None:
         if self.memory is not None:
             self.memory.release()
 

@@ -17,8 +17,8 @@ from vllm.v1.readiness.watch.wrapping import Function, wrap_once
 _PARTS = (
     ("live batch", "live:LiveBatch", "begin_sampling settle_for_sampling observe_sampled"),
     ("history", "outputs.history:History", "begin_step place"),
-    ("penalties", "sample.penalties:Penalties", "apply apply_to_targets"),
-    ("bad-words", "sample.bad_words:BadWords", "apply apply_to_targets"),
+    ("penalties", "sample.penalties:Penalties", "apply"),
+    ("bad-words", "sample.bad_words:BadWords", "apply"),
     ("thinking-budget", "sample.thinking_budget:ThinkingBudget", "update_state apply_to_logits"),
     ("seeds", "sample.seeds:Seeds", "draw draw_uniform"),
     ("grammars", "sample.grammars:Grammars", "apply_grammars"),
