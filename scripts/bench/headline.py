@@ -24,7 +24,7 @@ ROWS: Mapping[str, str] = {
     "mixed: penalties, top-p, seeds, logprobs": "mixed",
     "a seed each": "seeded",
     "5 logprobs": "logprobs",
-    "JSON or another grammar, a tenth": "grammars",
+    "JSON or another grammar, in a tenth": "grammars",
 }
 CORNER = "requests with"
 #: The upper bound of a narrow interval over its lower bound, at most.
@@ -43,9 +43,9 @@ class Column(NamedTuple):
 COLUMNS: Mapping[str, Column] = {
     "0.5B, 128 at a time": Column("0.5B, piecewise", 128),
     "7B, 64": Column("7B, piecewise", 64),
-    "Bamba (hybrid), 64": Column("hybrid, piecewise", 64),
+    "Bamba (hybrid), 64": Column("hybrid", 64),
     "0.5B, 128, HTTP, one API server": Column("0.5B, 1 API server", 128),
-    "the same, four": Column("0.5B, 4 API servers", 128),
+    "0.5B, 128, HTTP, four API servers": Column("0.5B, 4 API servers", 128),
     "over V2, 0.5B, 128": Column("0.5B, piecewise", 128, "mrv2"),
     "over 0.26.0, 0.5B, 128": Column("0.5B, piecewise", 128, "0.26.0"),
     "over 0.26.0, 7B, 64": Column("7B, piecewise", 64, "0.26.0"),
@@ -64,6 +64,7 @@ def update(readme: str, measured: Iterable[tuple[Group, Comparison]]) -> str:
                 if "thinking" in asked
                 else engine
             )
+            own = "hybrid" if own.startswith("hybrid, ") else own  # with either kind of graphs
             found.setdefault((asked, Column(own, int(count), other)), []).append(compared)
     rows = [
         [

@@ -53,7 +53,7 @@ _MOVE = """
 **When to move**, as of 2026-11-28. A later release is the better answer if your model needs an
 architecture that {release} lacks; if each error that can affect you is *mended* there by the
 tables above; or if you want the overlay for speed alone, and serve what shows no gain in tokens/s:
-a model of 7B, or nearly all that was measured with few requests at a time
+a model of 7B without logprobs, or nearly all that was measured with few requests at a time
 ([measurements](measurements.md#traffic)). Beside 0.26.0 a model of 0.5B with 128 requests at a time
 and one of 7B with 64 were measured. Stay if your architecture is one of the 29.
 
