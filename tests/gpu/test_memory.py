@@ -50,7 +50,7 @@ def test_all_slots_are_allocated_first_where_vllm_leaves_no_room() -> None:
         reserved = torch.cuda.memory_reserved()
         fill(batch, [Spec([1], [], PENALTY)])
         begin(batch)
-        assert not batch.readiness.penalties.left
+        assert batch.readiness.penalties.serving
         grown = torch.cuda.memory_reserved() - reserved
         assert (grown >= 16 * MIB) is not bool(allocated)
 
@@ -77,7 +77,7 @@ def test_slots_leave_what_activations_need_and_are_given_back() -> None:
     specs = [Spec([1, 2], [3], PENALTY)] * 700
     fill(batch, specs[:100])
     begin(batch)
-    assert not live.penalties.left
+    assert live.penalties.serving
     live.observe_sampled(
         torch.ones(100, 1, dtype=torch.int32, device="cuda"),
         torch.zeros(100, dtype=bool, device="cuda"),
@@ -86,7 +86,7 @@ def test_slots_leave_what_activations_need_and_are_given_back() -> None:
         batch.add_request(state(spec, f"r{number}"))
     batch.refresh_metadata()
     begin(batch)
-    assert live.penalties.left
+    assert not live.penalties.serving
     # Slots that do not suffice are freed.
     assert free - torch.cuda.mem_get_info()[0] < 32 * MIB
     activation = torch.empty(needed, dtype=torch.uint8, device="cuda")
@@ -100,7 +100,7 @@ def test_slots_do_not_split_blocks_that_activations_reuse() -> None:
     del activation
     reserved = torch.cuda.memory_reserved()
     begin(batch)
-    assert not batch.readiness.penalties.left
+    assert batch.readiness.penalties.serving
     activation = torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
     slots = 64 * 4 * LARGE
     assert torch.cuda.memory_reserved() - reserved < slots * 1.5

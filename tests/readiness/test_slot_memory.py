@@ -97,5 +97,5 @@ def test_no_more_slots_are_held_than_were_planned_for() -> None:
     kept = [kept for kept in batch.readiness.penalties._kept.values() if kept.tensor is not None]
     assert len(held) + len(kept) == 4
     assert batch.readiness.penalties.memory.allocated == 4
-    assert not batch.readiness.penalties.left
+    assert batch.readiness.penalties.serving
     assert running

@@ -294,7 +294,7 @@ def test_kept_slots_make_room_for_others(
     batch.add_request(state(Spec([1], [2], params), "other"))
     batch.refresh_metadata()
     prepare(batch)
-    assert not slots.left
+    assert slots.serving
     assert slots._slots["other"] is not None
     batch.add_request(request)
     assert slots._slots["left"] is None
@@ -343,7 +343,7 @@ def test_warm_up_launches_the_variants_of_serving(name: str, kind: str) -> None:
             slots.addresses = torch.zeros(count, dtype=torch.int64)
             slots.values = [torch.zeros(count)] * len(slots.fields)
             slots.apply(torch.zeros(count, batch.vocab_size), None, per_draft=False)
-            slots.left = ""
+            slots.serving = True
             sampled = torch.zeros((count, 1), dtype=torch.int32)
             slots.observe_sampled(sampled, torch.zeros(count, dtype=torch.bool))
     assert len(warmed) > 2

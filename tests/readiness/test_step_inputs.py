@@ -275,7 +275,7 @@ def test_kernel_equals_host(
     size = step_inputs.pack(rows, words)
     assert (words[size:] == 55).all()
     indices = torch.full((133,), 99, dtype=torch.int32)
-    with interpreted("step_inputs") as kernels:
+    with interpreted("prepare_inputs") as kernels:
         kernels.launch(
             other,
             torch.from_numpy(words),

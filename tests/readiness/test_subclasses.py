@@ -128,7 +128,7 @@ def test_a_batch_with_lists_of_its_own_is_not_served() -> None:
     batch.req_output_token_ids = []
     fill(batch, [Spec([1], [2], PENALTY)])
     prepare(batch)
-    assert batch.readiness.penalties.left
+    assert not batch.readiness.penalties.serving
     assert batch.readiness.host_needs_drafts()
 
 
@@ -139,7 +139,7 @@ def test_a_sampler_that_is_replaced_is_checked_again() -> None:
     own = modules.overlaid(modules.SAMPLER).Sampler()
     for sampler, served in ((own, True), (object(), False), (own, True)):
         prepare(batch, sampler)
-        assert (not batch.readiness.penalties.left) is served
+        assert batch.readiness.penalties.serving is served
         assert batch.readiness.host_needs_drafts() is not served
         batch.readiness.observe_sampled(
             torch.ones(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.bool)

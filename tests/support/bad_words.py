@@ -131,7 +131,7 @@ class Pair:
         sampled = torch.tensor(padded, dtype=torch.int32, device=self.device)
         mask = torch.zeros(16, dtype=torch.bool)
         mask[list(discarded)] = True
-        if self.bad_words.left:
+        if not self.bad_words.serving:
             self._prepare(self.logits(len(tokens), "contiguous")[0], None)
         self.ours.readiness.observe_sampled(sampled, mask.to(self.device))
         for batch in (self.stock, self.ours):

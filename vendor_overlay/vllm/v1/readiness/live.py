@@ -10,44 +10,49 @@ result, or None or False to fall back.
 of ``gpu_model_runner``, unless their file is named. They call :mod:`~.worker`; samplers call
 :mod:`~.sample`.
 
-1. In ``sample_tokens``, :meth:`LiveBatch.apply_grammars` masks the logits. ``_sample`` calls
-   :meth:`LiveBatch.begin_sampling`, which builds missing slots (:meth:`Slots.begin_sampling`), and
-   ``InputBatch.update_async_output_token_ids`` :meth:`LiveBatch.settle_for_sampling`. Both wait
-   only if a new slot or a reader (:mod:`~.sample.readers`) needs the newest token of some row.
-2. ``sampler.py`` and ``rejection_sampler.py`` offer metadata and logits to :meth:`Slots.take`, and
-   apply the slots that it returns (:meth:`Penalties.apply`). The metadata belongs to a live batch
-   if its lists are that batch's :attr:`LiveBatch.output_lists`. If slots do not serve the step,
-   upstream's code runs on these lists, all settled. :class:`ThinkingBudget` stands in as the
-   batch's holder, :mod:`~.sample.sampler_copies` follows the metadata's plan
-   (:meth:`LiveBatch.plan`), and :meth:`Seeds.draw` draws.
-3. :meth:`LiveBatch.observe_sampled` counts the token in its request's slots, on the device
-   (:meth:`Slots.observe_sampled`, :meth:`Penalties.update`).
+1. ``sample_tokens`` calls :meth:`LiveBatch.apply_grammars`, and ``_sample``
+   :meth:`LiveBatch.begin_sampling`, which builds missing slots (their path: :mod:`~.sample.slots`).
+   ``InputBatch.update_async_output_token_ids`` then calls :meth:`LiveBatch.settle_for_sampling`.
+   These wait only if a new slot or a reader (:mod:`~.sample.readers`) needs the newest token of a
+   row.
+2. ``sampler.py`` or ``rejection_sampler.py`` calls :meth:`Slots.take`, applies the slots that it
+   returns (:meth:`Penalties.apply`), and draws the token, with a seed by :meth:`Seeds.draw`.
+3. :meth:`LiveBatch.observe_sampled` counts the token in its request's slots, on the device.
 4. ``_bookkeeping_sync`` leaves the token on the device (``prev_sampled_token_ids``) and calls
    :meth:`History.place`: a placeholder, -1, is written into ``token_ids_cpu`` and the output list.
 5. ``AsyncGPUModelRunnerOutput`` calls :meth:`Outputs.start_async`, which copies ids and logprobs to
    pinned memory and records an event; ``InputBatch.set_async_sampled_token_ids`` calls
-   :meth:`History.expect`, which keeps ids and event as a step in flight. ``sample_tokens`` returns.
-6. ``get_output``, which has a thread of its own if the executor has workers, waits for the event
-   with the owner ``output``. The engine core passes the token to the scheduler (:mod:`~.core.step`,
-   from 7), whose output goes to the front end and its client (:mod:`~.frontend.step`, from 2).
-7. In step *n* + 1, ``_update_states`` removes requests, updates those that continue at once
-   (:meth:`StepInputs.advance`, which also appends the ids of their new blocks to the tables on the
-   host), and adds others: :meth:`LiveBatch.remove_request` and :meth:`LiveBatch.add_request` tell
-   all that follow rows. A preempted request keeps its slots (:meth:`Slots.remove_request`) and
-   takes them back (:meth:`Slots.add_request`); an ended one's are freed with its state object.
-8. ``_prepare_inputs`` calls :meth:`LiveBatch.check_inputs` and :meth:`StepInputs.prepare`. That
-   sends the ids of new blocks (:meth:`BlockTables.commit`). Then one kernel reads the token where
-   4 left it, and writes the inputs of all rows, and their slot mappings.
-   :meth:`StepMetadata.slot_mappings` and :meth:`StepMetadata.build` hand these to attention, with
-   views of the tables that :meth:`StepMetadata.keep` has kept from an earlier step. Where
-   ``step_inputs`` does not serve, such as with drafts, :meth:`InputIds.fill` writes the ids.
-9. When step *n* + 2 or a later one begins, ``_update_states`` calls :meth:`History.begin_step`,
-   which settles all steps but the newest: the token is written over its placeholder. It has usually
-   arrived; a late copy is waited for with the owner ``history``. Without drafts, and while nothing
-   on the host reads tokens, up to 17 steps stay in flight, and are settled together.
+   :meth:`History.expect`, which keeps ids and event as a :class:`SampledStep` in flight.
+   ``sample_tokens`` returns.
+
+Here the path forks. **To the client**: ``get_output``, which has a thread of its own if the
+executor has workers, waits for the event with the owner ``output``. The engine core passes the
+token to the scheduler (:mod:`~.core.step`, from 7), and its output goes to the front end and the
+client (:mod:`~.frontend.step`, from 2). **Into the next step**, without a wait for that: the
+scheduler has already sent step *n* + 1, with a placeholder (:mod:`~.core.step`, 2 to 5).
+
+6. ``_update_states`` begins with :meth:`History.begin_step` (8). It removes requests, updates those
+   that continue at once (:meth:`StepInputs.advance`, which also appends the ids of their new blocks
+   to the tables on the host), and adds others: :meth:`LiveBatch.remove_request` and
+   :meth:`LiveBatch.add_request` tell all that follow rows.
+7. ``_prepare_inputs`` calls :meth:`LiveBatch.check_inputs` and :meth:`StepInputs.prepare`. That
+   sends the ids of new blocks (:meth:`BlockTables.commit`). Then ``prepare_kernel`` of
+   :mod:`~.kernels.prepare_inputs` reads the token where 4 left it, and writes the inputs of all
+   rows, and their slot mappings. :meth:`StepMetadata.slot_mappings` and :meth:`StepMetadata.build`
+   hand these to attention, with views of the tables that :meth:`StepMetadata.keep` has kept from
+   an earlier step. Where ``step_inputs`` does not serve, as with drafts, ``_prepare_input_ids``
+   calls :meth:`InputIds.fill`.
+8. When step *n* + 2 or a later one begins (6), the token is written over its placeholder: settled.
+   Up to 17 steps in flight are settled together; but all except the newest at once with drafts, or
+   if anything on the host reads tokens. A copy that is late is waited for (owner ``history``).
 
 Under synchronous scheduling, ``_bookkeeping_sync`` gets the tokens from :meth:`Outputs.show` in
 place of 4 and 5, waits once for their event (owner ``output``) and writes them itself.
+
+In 2, metadata belongs to a live batch if its lists are that batch's :attr:`LiveBatch.output_lists`.
+If slots do not serve the step, upstream's code runs on these lists, all settled. A
+:class:`ThinkingBudget` stands in as the batch's holder, and the samplers copy logits as
+:meth:`LiveBatch.plan` has planned.
 """
 
 # mirrors: nothing
@@ -180,7 +185,7 @@ class LiveBatch:
             *(self.history, self.row_state, self.accepted_counts, self.step_inputs),
             *(self.grammars, self.penalties, self.bad_words, self.thinking),
         )
-        #: Features and fixes that keep state of rows or requests.
+        #: Those that keep state of rows or requests. Slots ask what the history has just cut.
         self._followers: list[Feature] = [each for each in followers if each is not None]
 
     @classmethod
@@ -322,7 +327,7 @@ class LiveBatch:
                 slots.begin_sampling(metadata, logits.shape[-1], drafts)
             else:
                 slots.leave_step(gauges.OTHER_CLASS)
-            if slots.left:
+            if not slots.serving:
                 slots.restore(metadata)
 
     def _check_samplers(self, runner: "GPUModelRunner | None") -> None:

@@ -245,7 +245,7 @@ class Continuing:
         self._replaced = replaced
         for state in self._processor.request_states.values():
             vars(state).pop(subclasses.ATTRIBUTE, None)
-            unread.settle(state.queue)
+            unread.make_output(state.queue)
 
     def _functions(self) -> Iterator[tuple[Any, tuple[str, ...]]]:
         yield self._processor, _PROCESSOR
@@ -325,7 +325,7 @@ class Continuing:
                 except AttributeError:
                     continuation, upstreams = None, False
                 if continuation is None or not continuation.serves(output):
-                    unread.settle(state.queue)
+                    unread.make_output(state.queue)
                     yield output
                     if not upstreams and output.finish_reason is None:
                         state.readiness = self._continuation(state)

@@ -10,15 +10,15 @@ unless their file is named.
 1. ``add_request`` refuses a turn of a session that has ended (:mod:`~.turns`). Requests are checked
    before (:mod:`~.bad_requests`, :mod:`~.grammar_bounds`), and items sent once
    (:mod:`~.mm_caches`).
-2. ``process_outputs`` passes a message to :meth:`Continuing.serve`, which appends the
-   tokens of requests that continue. Upstream's loop processes the other outputs, with the stop
-   strings of :mod:`~.stop_strings` and the latencies of :mod:`~.request_times`. A session continues
-   unless :func:`turns.continues` ends it.
-3. A collector holds a continuing request's tokens as an :class:`Unread`, and outputs of a session's
-   later turns apart (:func:`turns.keeps_apart`).
+2. ``process_outputs`` passes a message to :meth:`Continuing.serve`. :meth:`Continuation.take`
+   appends the token of a request that continues to its text, and to the :class:`Unread` of its
+   collector. Upstream's loop processes the other outputs, with the stop strings of
+   :mod:`~.stop_strings` and the latencies of :mod:`~.request_times`. A session continues unless
+   :func:`turns.continues` ends it.
+3. A collector holds outputs of a session's later turns apart (:func:`turns.keeps_apart`).
 4. :meth:`Wakes.wake` wakes clients when the output handler of ``async_llm.py`` next lets others
    run: once it has read all messages, between parts of a large one, or if :meth:`Wakes.are_due`.
-5. ``get`` and ``get_nowait`` make the output (:func:`unread.settled`), with the logprobs of
+5. ``get`` and ``get_nowait`` make the output (:meth:`Unread.make`), with the logprobs of
    :mod:`~.logprobs`, and show the next turn. Servers make a chunk of it
    (:meth:`Stream.chat_choice`), and write its JSON (:meth:`Chunk.model_dump_json`) to the client's
    socket.

@@ -89,7 +89,7 @@ class Unread:
         return before
 
 
-def settled(collector: "RequestOutputCollector") -> Any:  # noqa: ANN401
+def output_of(collector: "RequestOutputCollector") -> Any:  # noqa: ANN401
     """Return a collector's output, which is made first if it is unread; None without output."""
     output = collector.output
     if type(output) is Unread:
@@ -97,7 +97,7 @@ def settled(collector: "RequestOutputCollector") -> Any:  # noqa: ANN401
     return output
 
 
-def settle(collector: "RequestOutputCollector | None") -> None:
+def make_output(collector: "RequestOutputCollector | None") -> None:
     """Make a collector's output, if it is unread."""
     if collector is not None:
-        settled(collector)
+        output_of(collector)

@@ -109,7 +109,7 @@ class StepInputs(Feature):
         device = self.batch.device
         if device.type == "cpu":
             return
-        from vllm.v1.readiness.kernels.step_inputs import launch
+        from vllm.v1.readiness.kernels.prepare_inputs import launch
 
         ints = torch.ones(16, dtype=torch.int32, device=device)
         longs = ints.to(torch.int64)
@@ -289,7 +289,7 @@ class _Device:
         self, runner: "GPUModelRunner", rows: Rows, sampled: torch.Tensor | None
     ) -> torch.Tensor:
         """Write all buffers on the device; see :func:`write_on_cpu`."""
-        from vllm.v1.readiness.kernels.step_inputs import launch
+        from vllm.v1.readiness.kernels.prepare_inputs import launch
 
         size, count, total = pack(rows, self._words), len(rows.ends), int(rows.ends[-1])
         self._sent[:size].copy_(self._host[:size], non_blocking=True)
@@ -323,7 +323,7 @@ def write_on_cpu(
     sampled: torch.Tensor | None,
     tables: "Sequence[BlockTable]",
 ) -> torch.Tensor:
-    """Write the buffers of a runner on the CPU, as ``kernels.step_inputs`` does on a GPU.
+    """Write the buffers of a runner on the CPU, as ``kernels.prepare_inputs`` does on a GPU.
 
     ``sampled`` [previous rows, 1] is the last step's tokens; None if ``rows`` has all tokens. Slot
     mappings are computed for ``tables``. Returns the index of each request's last token, int32

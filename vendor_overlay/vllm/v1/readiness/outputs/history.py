@@ -69,7 +69,7 @@ class OutputLists(list["list[int] | None"]):
         return list, (list(self),)
 
 
-class Step:
+class SampledStep:
     """Sampled tokens of one step, on their way to the host.
 
     Attributes:
@@ -120,7 +120,7 @@ class History(Feature):
     ) -> None:
         self.batch = batch
         self.num_spec_tokens = num_spec_tokens
-        self.in_flight: deque[Step] = deque()
+        self.in_flight: deque[SampledStep] = deque()
         self.arrived: Callable[[list[int], list[int] | None], None] | None = None
         self._requests = requests  # updated by the live batch
         #: Number of tokens of each request when it joined the batch, all of them known.
@@ -207,7 +207,7 @@ class History(Feature):
         drafted = self.num_spec_tokens > 0 and any(
             self._requests[req_id].prev_num_draft_len for req_id in self.batch.req_ids
         )
-        self.in_flight.append(Step(tokens, event, self.batch, drafted, guessed=self.drafted))
+        self.in_flight.append(SampledStep(tokens, event, self.batch, drafted, guessed=self.drafted))
         if not (self._begun or self._prepared):
             # The runner overrides _update_states: its next update reads the older tokens, and no
             # other code bounds the number of steps in flight.
@@ -328,7 +328,7 @@ class History(Feature):
         if any(map(self.unsettled, rows)):
             self.settle_now(owner)
 
-    def _write(self, step: Step) -> None:
+    def _write(self, step: SampledStep) -> None:
         if step.columns is None:
             self._write_guessed(step)
             return
@@ -346,7 +346,7 @@ class History(Feature):
         if self.arrived is not None:
             self.arrived(written, ids)
 
-    def _write_together(self, steps: list[Step]) -> None:
+    def _write_together(self, steps: list[SampledStep]) -> None:
         """Settle ``steps`` without drafts, given oldest first. Rows may have moved since."""
         if not steps:
             return
@@ -378,7 +378,7 @@ class History(Feature):
         ):
             output[start:stop] = new[: stop - start]
 
-    def _rows_of(self, step: Step) -> tuple[np.ndarray, np.ndarray]:
+    def _rows_of(self, step: SampledStep) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows of a step's requests: in the batch, and in the step's tokens."""
         sources = self._rows(step.rows, len(step.tokens))
         if step.metadata is self.batch.sampling_metadata:
@@ -400,7 +400,7 @@ class History(Feature):
             return self._all_rows[:count]
         return np.fromiter(named.values(), np.intp, len(named))
 
-    def _drop_cut(self, step: Step, columns: np.ndarray) -> None:
+    def _drop_cut(self, step: SampledStep, columns: np.ndarray) -> None:
         """Drop a step's tokens whose placeholders were lost in a truncation."""
         for req_id, source in list(step.rows.items()):
             row = self.batch.req_id_to_index[req_id]
@@ -418,7 +418,7 @@ class History(Feature):
             end -= 1
         return end
 
-    def _write_guessed(self, step: Step) -> None:
+    def _write_guessed(self, step: SampledStep) -> None:
         """Settle a step in which a request may have fewer tokens than placeholders.
 
         Each newer step accounts for one trailing placeholder; the others belong to this step.

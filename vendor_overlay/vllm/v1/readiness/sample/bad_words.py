@@ -152,10 +152,6 @@ class BadWords(Slots):
         self._tails = None
 
 
-#: Entry point of the samplers.
-take = BadWords.take
-
-
 @triton.jit
 def mask_kernel(
     logits,  # floating [rows, width], changed in place

@@ -43,7 +43,7 @@ _BLOCK = 1024
 
 
 class Penalties(Slots):
-    """Penalties of one batch. :class:`Slots` calls the methods from :meth:`wanted` on."""
+    """Penalties of one batch. :mod:`~.slots` says when each method is called."""
 
     name = registry.PENALTIES
     fields = ("repetition_penalties", "frequency_penalties", "presence_penalties")
@@ -68,7 +68,7 @@ class Penalties(Slots):
             slot = torch.empty(self.vocab_size, dtype=torch.int32, device=self.device)
             self._launch_build([slot], [np.zeros(1, np.int32)] * 2)
 
-    # A request joins the batch, and its tokens are counted
+    # A slot is built
 
     def wanted(self, request: "CachedRequestState") -> bool:
         """Return whether a request has a penalty."""
@@ -80,7 +80,7 @@ class Penalties(Slots):
         )
 
     def supports(self, metadata: "SamplingMetadata", width: int) -> bool:
-        """Return whether slots support a step."""
+        """Return whether a step uses a penalty, with as many columns as a slot."""
         # Upstream's padding id is the vocabulary size: a valid id if the logits are wider, and out
         # of range if they are narrower. Fall back in both cases.
         return not metadata.no_penalties and width == self.vocab_size
@@ -120,7 +120,7 @@ class Penalties(Slots):
             *(places, ends, tokens, self.vocab_size), BLOCK=_BLOCK, num_warps=8
         )
 
-    # The samplers apply the counts, and the sampled tokens are counted
+    # A step is sampled
 
     def restore(self, metadata: "SamplingMetadata") -> None:
         """Fill in the prompt token ids, int64 [requests, longest prompt]."""
@@ -152,10 +152,6 @@ class Penalties(Slots):
             return
         arguments = (sampled, sampled.stride(0), sampled.shape[1], discarded, self.addresses)
         count_kernel[(len(self.addresses),)](*arguments, self.vocab_size, num_warps=1)
-
-
-#: Entry point of the samplers.
-take = Penalties.take
 
 
 @triton.jit

@@ -55,7 +55,7 @@ Reader = tuple[str, Iterable[int]]
 def readers(live: "LiveBatch") -> Iterator[Reader]:
     """Yield the readers of the step to be sampled next."""
     batch = live.batch
-    if batch.bad_words_token_ids and (live.bad_words is None or live.bad_words.left):
+    if batch.bad_words_token_ids and not (live.bad_words and live.bad_words.serving):
         yield fences.BAD_WORDS, batch.bad_words_token_ids
     if batch.logitsprocs_need_output_token_ids and _processors_read(live):
         yield fences.LOGITS_PROCESSORS, range(batch.num_reqs)
@@ -65,7 +65,7 @@ def readers(live: "LiveBatch") -> Iterator[Reader]:
             yield fences.THINKING_BUDGET, rows
     elif holder is not None and holder.has_tracked_requests():
         yield fences.THINKING_BUDGET, range(batch.num_reqs)
-    if not batch.no_penalties and (live.penalties is None or live.penalties.left):
+    if not batch.no_penalties and not (live.penalties and live.penalties.serving):
         yield fences.PENALTIES, range(batch.num_reqs)
 
 

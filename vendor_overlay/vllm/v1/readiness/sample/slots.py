@@ -1,15 +1,24 @@
 """Slots: device state of a feature for each request that uses it.
 
-A request has a slot by its id while it is in the batch, whichever row it has. The slot is built
-from the history on the host before the first step that samples a token for the request. Each
-sampled token then updates the slot on the device, without a wait on the host.
+A request has a slot by its id while it is in the batch, whichever row it has. A step is served from
+slots only if each holds its request's whole history, and otherwise left to upstream.
 
-A step is served from slots only if every slot holds its request's whole history. A slot that may
-differ from the history is rebuilt: after a truncation, and after a step that was left to upstream
-as its sampling began, or was not observed. A request that leaves the batch unfinished (preempted,
-or in another micro-batch of a pipeline) keeps its slot, which is reused if the request returns
-unchanged. With drafts in flight it does not, because the host does not know which tokens the slot
-includes.
+**The path of a slot**, of a penalty. Upstream's samplers call 3, and the live batch all else.
+
+1. :meth:`Slots.add_request` asks :meth:`Penalties.wanted`, and takes back the slot that a request
+   has kept (6), or marks it as missing.
+2. :meth:`Slots.begin_sampling` asks :meth:`Penalties.supports`, builds missing slots from the
+   history on the host (:meth:`Penalties.build`), and sends the slots' addresses in order of rows
+   if a slot was built, or a row added, removed or moved.
+3. :meth:`Slots.take` returns the slots if they serve the step, and :meth:`Penalties.apply` changes
+   the logits. Else upstream's code does, after :meth:`Penalties.restore`.
+4. :meth:`Slots.observe_sampled` adds the sampled tokens on the device (:meth:`Penalties.update`),
+   without a wait on the host. After a step that was left to upstream all slots are missing.
+5. :meth:`Slots.cut` marks the slot of a truncated request as missing if a token may be lost.
+6. :meth:`Slots.remove_request` keeps the slot with the request's state, unless drafts that the host
+   does not know are in flight. A request that comes back unchanged, preempted or in another
+   micro-batch of a pipeline, takes it back (1). A slot of one that has ended is freed with the
+   state (``give_back`` in :mod:`~.slot_memory`).
 """
 
 # mirrors: vllm.v1.sample.metadata:SamplingMetadata
@@ -57,13 +66,7 @@ class Slot(subclasses.Uncopied):
 
 
 class Slots(Feature, ABC):
-    """Slots of one batch for one feature, which derives from this class.
-
-    This class calls the feature, in the order of a slot's life: :meth:`wanted` when a request is
-    added, :meth:`supports` and :meth:`build` when the sampling of a step begins, :meth:`restore` if
-    upstream serves it, and :meth:`update` with the sampled tokens. The samplers call :meth:`apply`
-    on what :meth:`take` returns.
-    """
+    """Slots of one batch for one feature, which derives from this class."""
 
     name: ClassVar[str]  #: The feature's name, which is also the owner of its fences.
     #: Fields of the sampling metadata with the feature's values.
@@ -88,9 +91,10 @@ class Slots(Feature, ABC):
         #: state object, and is freed when the runner drops that object.
         self._kept: WeakValueDictionary[str, Slot] = WeakValueDictionary()
         self._exhausted = False
-        #: Reason why the step is left to upstream; empty while slots serve it, from the beginning
-        #: of its sampling, which some runners override, until its samples are observed.
-        self.left = gauges.OTHER_CLASS
+        #: Whether slots serve the step, from the beginning of its sampling until its end.
+        self.serving = False
+        #: Why not, for the count of fallbacks; a runner's class may not begin the sampling.
+        self._reason = gauges.OTHER_CLASS
         self.values: list[Any] = []  #: The step's values of :attr:`fields`.
         self.width = self.vocab_size  #: Number of columns of the step's logits.
         self.drafts: SpecDecodeMetadata | None = None
@@ -106,7 +110,7 @@ class Slots(Feature, ABC):
         zeros = torch.zeros((1, 1), dtype=torch.int32, device=self.device)
         logits = zeros.new_zeros((1, self.vocab_size), dtype=torch.float32)
         drafts = SimpleNamespace(draft_token_ids=zeros, cu_num_draft_tokens=zeros, max_spec_len=1)
-        self.left, self.drafts, self.addresses = "", drafts, zeros[0].long()
+        self.serving, self.drafts, self.addresses = True, drafts, zeros[0].long()
         self.values = [zeros[0].float()] * len(self.fields)
         self.apply(logits, None, per_draft=False)
         self.apply(logits, drafts, per_draft=False)
@@ -138,7 +142,7 @@ class Slots(Feature, ABC):
 
     @abstractmethod
     def supports(self, metadata: "SamplingMetadata", width: int) -> bool:
-        """Return whether slots support a step with these metadata and ``width`` columns."""
+        """Return whether a step uses the feature, with ``width`` columns that slots support."""
 
     @abstractmethod
     def build(self, rows: list[int]) -> list[torch.Tensor]:
@@ -152,21 +156,21 @@ class Slots(Feature, ABC):
         ``metadata`` is the live batch's; it is replaced whenever a row moves. ``width`` is the
         number of columns of the logits.
         """
-        if not self.left:
+        if self.serving:
             logger.warning_once(
                 "Readiness overlay: this model runner overrides sample_tokens. The state of %s is "
                 "rebuilt on every step, and the host waits for the device each time.",
                 self.name,
             )
             self.leave_step(gauges.OTHER_CLASS)
-        left = self._build_missing() if self.supports(metadata, width) else gauges.OTHER_INPUT
-        if left:
-            self.leave_step(left)
+        reason = self._build_missing() if self.supports(metadata, width) else gauges.OTHER_INPUT
+        if reason:
+            self.leave_step(reason)
             return
-        self.left = ""
+        self.serving = True
         self.drafts = drafts
         self.values = [getattr(metadata, field) for field in self.fields]
-        if metadata is not self._metadata or width != self.width:
+        if metadata is not self._metadata or width != self.width:  # rows or slots have changed
             self._metadata, self.width = metadata, width
             self.send_addresses()
 
@@ -191,7 +195,7 @@ class Slots(Feature, ABC):
             return gauges.NO_SLOT
         if self._exhausted:
             return gauges.NO_ROOM
-        self._forget_step()  # addresses change
+        self._forget_step()  # and with it the metadata: addresses change
         rows = [self.batch.req_id_to_index[req_id] for req_id in missing]
         self.history.settle_rows(rows, self.name)
         while True:
@@ -237,7 +241,7 @@ class Slots(Feature, ABC):
             positions = live.batch.num_reqs if drafts is None else len(drafts.draft_token_ids)
             values = [getattr(metadata, field) for field in cls.fields]
             if (
-                not slots.left
+                slots.serving
                 and all(map(is_, values, slots.values))
                 and logits.shape == (positions, slots.width)
                 and logits.device.type == slots.device.type
@@ -245,7 +249,7 @@ class Slots(Feature, ABC):
                 stripped = copy.copy(metadata)
                 setattr(stripped, field, copy.copy(unused))
                 return slots, stripped
-            gauges.fall_back(cls.name, slots.left or gauges.OTHER_INPUT)
+            gauges.fall_back(cls.name, gauges.OTHER_INPUT if slots.serving else slots._reason)
             slots.restore(metadata)
         live.settle_all(cls.name)
         return None, metadata
@@ -265,11 +269,11 @@ class Slots(Feature, ABC):
 
     def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
         """Update the slots, or mark them for rebuilding if they did not serve the step."""
-        if self.left:
-            self.leave_step(gauges.OTHER_CLASS)
-        else:
-            self.left = gauges.OTHER_CLASS
+        if self.serving:
+            self.serving = False
             self.update(sampled, discarded)
+        else:
+            self.leave_step(gauges.OTHER_CLASS)
 
     def leave_step(self, reason: str) -> None:
         """Leave the step to upstream, and mark all slots for rebuilding."""
@@ -277,10 +281,10 @@ class Slots(Feature, ABC):
         self._slots = dict.fromkeys(self._slots)
         if self._exhausted:
             self.idle()
-        self.left = reason
+        self._reason = reason
 
     def _forget_step(self) -> None:
-        self.left = gauges.OTHER_CLASS
+        self.serving = False
         self.values = []
         self.drafts = self._metadata = None
 
@@ -294,13 +298,13 @@ class Slots(Feature, ABC):
             self._slots[req_id] = None
 
     def remove_request(self, request: "CachedRequestState", row: int) -> None:
-        """Keep the request's slot for its return, unless drafts are in flight."""
+        """Keep the request's slot, unless a step is half done or drafts are in flight."""
         req_id = request.req_id
         if req_id not in self._slots:
             return
         self._exhausted = False  # there may be room now
         slot = self._slots.pop(req_id)
-        if slot is not None and self.left and not self.history.drafted:
+        if slot is not None and not self.serving and not self.history.drafted:
             batch = self.batch
             length = (int(batch.num_prompt_tokens[row]), int(batch.num_tokens_no_spec[row]))
             slot.params, slot.length = request.sampling_params, length
