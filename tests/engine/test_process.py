@@ -12,7 +12,7 @@ from support.engine import Engine
     ("command", "variable"),
     [
         (["-m", "vllm.entrypoints.openai.api_server"], "VLLM_READINESS=-penaltis"),
-        (["vllm", "serve"], "VLLM_READINESS_SLOTS=many"),
+        pytest.param(["vllm", "serve"], "VLLM_READINESS_SLOTS=many", marks=pytest.mark.slow),
     ],
 )
 def test_a_command_is_refused_in_one_line(

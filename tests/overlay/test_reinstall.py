@@ -45,13 +45,10 @@ def require(folder: Path, installer: str, requirement: str, wheel: Path) -> None
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("installer", "requirement"),
-    [
-        (UV, CPU),
-        pytest.param(UV, GPU, marks=pytest.mark.slow),
-        pytest.param(PIP, CPU, marks=pytest.mark.slow),
-    ],
+    [(UV, CPU), (UV, GPU), (PIP, CPU)],
 )
 def test_the_line_lays_it_over_after_each_install(
     tmp_path: Path, installer: str, requirement: str

@@ -28,6 +28,8 @@ from vllm.v1.readiness.version import __version__
 
 PAGES = [REPO / "README.md", REPO / "CHANGELOG.md", *sorted((REPO / "docs").glob("*.md"))]
 BY_NAME = {str(page.relative_to(REPO)): page for page in PAGES}
+#: Pages whose commands take tens of seconds.
+LONG = {"docs/operations.md", "docs/releases.md"}
 #: Targets of make that take seconds and no network. Of the others only the recipe is resolved.
 QUICK = "apply|revert|status|verify|diff|vendor|edit|refresh|dist|probe|help"
 #: A file or directory of this repository.
@@ -167,7 +169,12 @@ def follow(script: str, sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, page in BY_NAME.items() if blocks(page, "sh")], ids=str
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
+        for name, page in BY_NAME.items()
+        if blocks(page, "sh")
+    ],
 )
 def test_every_command_runs(name: str, sandbox: Sandbox) -> None:
     """Of Dockerfiles the tool's; tests/overlay/test_containers.py builds them."""
