@@ -203,7 +203,7 @@ class History(Feature):
             output.append(PLACEHOLDER)
 
     def expect(self, tokens: torch.Tensor, event: torch.Event) -> None:
-        """Enqueue a step whose tokens are being copied to the host; see :class:`Step`."""
+        """Enqueue a step whose tokens are being copied to the host; see :class:`SampledStep`."""
         drafted = self.num_spec_tokens > 0 and any(
             self._requests[req_id].prev_num_draft_len for req_id in self.batch.req_ids
         )

@@ -157,7 +157,7 @@ def mask_kernel(
     logits,  # floating [rows, width], changed in place
     row_stride,
     column_stride,
-    slots,  # int64 [requests]: addresses
+    addresses,  # int64 [requests]: of slots
     drafts,  # [drafts of all requests], any integer dtype
     drafts_end,  # int32 [requests]: see drafts.locate
     width,
@@ -169,7 +169,7 @@ def mask_kernel(
     Launch with grid [requests, blocks of words, positions per request].
     """
     request = tl.program_id(0)
-    address = tl.load(slots + request)
+    address = tl.load(addresses + request)
     if address == 0:
         return
     row, exists, first, preceding = locate(drafts_end, MODE)
@@ -208,12 +208,12 @@ def append_kernel(
     column_stride,
     width,
     discarded,  # bool [requests]
-    slots,  # int64 [requests]: addresses
+    addresses,  # int64 [requests]: of slots
     BLOCK: tl.constexpr,
 ):
     """Append one request's sampled tokens, up to a negative id, to its tail; grid [requests]."""
     request = tl.program_id(0)
-    address = tl.load(slots + request)
+    address = tl.load(addresses + request)
     if address == 0:
         return
     if tl.load(discarded + request) != 0:

@@ -116,9 +116,8 @@ class Penalties(Slots):
             self.device,
             self.batch.pin_memory,
         )
-        build_kernel[(len(slots),)](
-            *(places, ends, tokens, self.vocab_size), BLOCK=_BLOCK, num_warps=8
-        )
+        arguments = (places, ends, tokens, self.vocab_size)
+        build_kernel[(len(slots),)](*arguments, BLOCK=_BLOCK, num_warps=8)
 
     # A step is sampled
 
@@ -156,7 +155,7 @@ class Penalties(Slots):
 
 @triton.jit
 def build_kernel(
-    slots,  # int64 [requests]: addresses
+    addresses,  # int64 [requests]: of slots
     ends,  # int32 [requests, 2]: index after the last token of each prompt, and of its output
     tokens,  # int32 [tokens of all requests], each prompt followed by its output
     vocab,
@@ -165,7 +164,7 @@ def build_kernel(
     """Fill one request's slot, which may hold anything; grid [requests]."""
     request = tl.program_id(0)
     # True where the vocabulary is a multiple of 4; elsewhere the masks prevent vector loads.
-    counts = tl.multiple_of(tl.load(slots + request).to(tl.pointer_type(tl.int32)), 16)
+    counts = tl.multiple_of(tl.load(addresses + request).to(tl.pointer_type(tl.int32)), 16)
     for i in range(0, vocab, BLOCK):
         token = i + tl.arange(0, BLOCK)
         tl.store(counts + token, 0, mask=token < vocab)
@@ -187,12 +186,12 @@ def count_kernel(
     sampled_stride,
     width,
     discarded,  # bool [requests]
-    slots,  # int64 [requests]: addresses
+    addresses,  # int64 [requests]: of slots
     vocab,
 ):
     """Count one request's sampled tokens in its slot; grid [requests]."""
     request = tl.program_id(0)
-    slot = tl.load(slots + request)
+    slot = tl.load(addresses + request)
     if slot == 0:
         return
     if tl.load(discarded + request) != 0:
@@ -207,7 +206,7 @@ def count_kernel(
 def apply_kernel(
     logits,  # float32 [rows, vocab], changed in place
     logits_stride,
-    slots,  # int64 [requests]: addresses
+    addresses,  # int64 [requests]: of slots
     repetition,  # float32 [requests]
     frequency,  # float32 [requests]
     presence,  # float32 [requests]
@@ -224,7 +223,7 @@ def apply_kernel(
     each product must be rounded before it is subtracted.
     """
     request = tl.program_id(0)
-    slot = tl.load(slots + request)
+    slot = tl.load(addresses + request)
     if slot == 0:
         return
     row, exists, first, preceding = locate(drafts_end, MODE)

@@ -1,24 +1,27 @@
 """Slots: device state of a feature for each request that uses it.
 
 A request has a slot by its id while it is in the batch, whichever row it has. A step is served from
-slots only if each holds its request's whole history, and otherwise left to upstream.
+slots only if each holds its request's whole history.
 
-**The path of a slot**, of a penalty. Upstream's samplers call 3, and the live batch all else.
+**The path of a slot**, of a penalty, with upstream's callers in brackets:
 
-1. :meth:`Slots.add_request` asks :meth:`Penalties.wanted`, and takes back the slot that a request
-   has kept (6), or marks it as missing.
-2. :meth:`Slots.begin_sampling` asks :meth:`Penalties.supports`, builds missing slots from the
-   history on the host (:meth:`Penalties.build`), and sends the slots' addresses in order of rows
-   if a slot was built, or a row added, removed or moved.
-3. :meth:`Slots.take` returns the slots if they serve the step, and :meth:`Penalties.apply` changes
-   the logits. Else upstream's code does, after :meth:`Penalties.restore`.
-4. :meth:`Slots.observe_sampled` adds the sampled tokens on the device (:meth:`Penalties.update`),
-   without a wait on the host. After a step that was left to upstream all slots are missing.
-5. :meth:`Slots.cut` marks the slot of a truncated request as missing if a token may be lost.
-6. :meth:`Slots.remove_request` keeps the slot with the request's state, unless drafts that the host
-   does not know are in flight. A request that comes back unchanged, preempted or in another
-   micro-batch of a pipeline, takes it back (1). A slot of one that has ended is freed with the
-   state (``give_back`` in :mod:`~.slot_memory`).
+1. :meth:`Slots.add_request` (``InputBatch.add_request``) takes back the slot that a request has
+   kept (6), or marks it as missing.
+2. :meth:`Slots.begin_sampling` (``_sample``) builds missing slots from the history on the host
+   (:meth:`Penalties.build`). If a slot was built, or the batch has changed, it sends the addresses
+   in order of rows (:meth:`Slots.send_addresses`): a row that moves needs no more. A step that
+   slots cannot serve is left to upstream: all slots are missing (:meth:`Slots.leave_step`), and
+   :meth:`Penalties.restore` fills in what upstream reads.
+3. :meth:`Slots.take` (the samplers) returns the slots if they serve these logits, for
+   :meth:`Penalties.apply`. If not, upstream's code runs; slots that serve the step stay valid.
+4. :meth:`Slots.observe_sampled` (``sample_tokens``) adds the sampled tokens on the device, without
+   a wait on the host (:meth:`Penalties.update`).
+5. :meth:`Slots.cut` (``_update_states``) marks a truncated request's slot as missing, if it may
+   include a token that is lost.
+6. :meth:`Slots.remove_request` (``InputBatch.remove_request``) keeps the slot with the request's
+   state, unless a step is half done, or drafts are in flight that the host does not know. It is
+   freed with the state of a request that has ended (:meth:`SlotMemory.allocate`), and taken back
+   by one that was preempted, or left out of some steps, and is unchanged.
 """
 
 # mirrors: vllm.v1.sample.metadata:SamplingMetadata
@@ -87,8 +90,7 @@ class Slots(Feature, ABC):
         self.kernels = HAS_TRITON and current_platform.is_cuda()
         #: Request id to slot; None if the slot must be built before the next step.
         self._slots: dict[str, Slot | None] = {}
-        #: Slots of requests that have left the batch, oldest first. Each is owned by its request's
-        #: state object, and is freed when the runner drops that object.
+        #: Slots of requests that have left the batch, oldest first; their states own them.
         self._kept: WeakValueDictionary[str, Slot] = WeakValueDictionary()
         self._exhausted = False
         #: Whether slots serve the step, from the beginning of its sampling until its end.
@@ -128,7 +130,7 @@ class Slots(Feature, ABC):
         """Reuse the request's kept slot, or mark the request to get a new one, if wanted."""
         req_id, slot = request.req_id, None
         kept = (of_request := records.of(request).kept).get(self.name)
-        # A copy of a request shares its record, and may join another batch.
+        # A slot of this batch? A copy of a request shares its record, and may join another batch.
         if kept is not None and self._kept.get(req_id) is kept:
             del of_request[self.name], self._kept[req_id]
             length = (request.num_prompt_tokens, request.num_tokens)
@@ -153,8 +155,7 @@ class Slots(Feature, ABC):
     ) -> None:
         """Build the missing slots, and serve the step from slots, or leave it to upstream.
 
-        ``metadata`` is the live batch's; it is replaced whenever a row moves. ``width`` is the
-        number of columns of the logits.
+        ``metadata`` is the live batch's, made anew whenever a row moves; ``width`` the logits'.
         """
         if self.serving:
             logger.warning_once(
