@@ -16,7 +16,7 @@ of ``gpu_model_runner``, unless their file is named. They call :mod:`~.worker`; 
    These wait only if a new slot or a reader (:mod:`~.sample.readers`) needs the newest token of a
    row.
 2. ``sampler.py`` or ``rejection_sampler.py`` calls :meth:`Slots.take`, applies the slots that it
-   returns (:meth:`Penalties.apply`), and draws the token, with a seed by :meth:`Seeds.draw`.
+   returns (:meth:`Penalties.apply`), and draws the token, if seeded with :meth:`Seeds.draw`.
 3. :meth:`LiveBatch.observe_sampled` counts the token in its request's slots, on the device.
 4. ``_bookkeeping_sync`` leaves the token on the device (``prev_sampled_token_ids``) and calls
    :meth:`History.place`: a placeholder, -1, is written into ``token_ids_cpu`` and the output list.
@@ -26,10 +26,10 @@ of ``gpu_model_runner``, unless their file is named. They call :mod:`~.worker`; 
    ``sample_tokens`` returns.
 
 Here the path forks. **To the client**: ``get_output``, which has a thread of its own if the
-executor has workers, waits for the event with the owner ``output``. The engine core passes the
-token to the scheduler (:mod:`~.core.step`, from 7), and its output goes to the front end and the
-client (:mod:`~.frontend.step`, from 2). **Into the next step**, without a wait for that: the
-scheduler has already sent step *n* + 1, with a placeholder (:mod:`~.core.step`, 2 to 5).
+executor has workers, waits for the event (owner ``output``). ``core.py`` passes the token to the
+scheduler (:mod:`~.core.step`, from 7), and its output goes to the front end and the client
+(:mod:`~.frontend.step`, from 2). **Into the next step**, without a wait for that: the scheduler
+has already sent step *n* + 1, which counts the token as a placeholder (:mod:`~.core.step`, 2 to 5).
 
 6. ``_update_states`` begins with :meth:`History.begin_step` (8). It removes requests, updates those
    that continue at once (:meth:`StepInputs.advance`, which also appends the ids of their new blocks
@@ -42,9 +42,10 @@ scheduler has already sent step *n* + 1, with a placeholder (:mod:`~.core.step`,
    hand these to attention, with views of the tables that :meth:`StepMetadata.keep` has kept from
    an earlier step. Where ``step_inputs`` does not serve, as with drafts, ``_prepare_input_ids``
    calls :meth:`InputIds.fill`.
-8. When step *n* + 2 or a later one begins (6), the token is written over its placeholder: settled.
-   Up to 17 steps in flight are settled together; but all except the newest at once with drafts, or
-   if anything on the host reads tokens. A copy that is late is waited for (owner ``history``).
+8. When step *n* + 2 or a later one begins (6), :meth:`History.settle_older` writes the token over
+   its placeholder. With 17 steps in flight, the 16 older are settled together; with drafts, or if
+   anything on the host reads tokens, all but the newest at once, and the newest for a reader in 1.
+   A copy that is late is waited for (owner ``history``).
 
 Under synchronous scheduling, ``_bookkeeping_sync`` gets the tokens from :meth:`Outputs.show` in
 place of 4 and 5, waits once for their event (owner ``output``) and writes them itself.

@@ -6,7 +6,7 @@ its patch needs it, and can be left out alone. State of a request is in :mod:`~.
 
 **The path of a request** through a step. Upstream's functions are those of ``scheduler``, unless
 their file is named; modules without an attribute here keep no state. Under async scheduling, 2 to 5
-have scheduled step *n* + 1, with a placeholder for each token, before the tokens of step *n* pass
+have scheduled step *n* + 1, which counts the tokens of step *n* as placeholders, before these pass
 7 to 9.
 
 1. ``add_request`` calls :meth:`StalledRequests.refuses`, which ends a request that cannot be
@@ -21,24 +21,26 @@ have scheduled step *n* + 1, with a placeholder for each token, before the token
    reaches the worker's ``_update_states`` (:mod:`~.live`, from 6).
    :meth:`KVTransfers.scheduled` and, in a synchronous pipeline, :meth:`Preemption.scheduled` add
    the step to :class:`InFlight`, and :meth:`StalledRequests.scheduled` looks for a request that
-   stalls all others. Under async scheduling :class:`StepsInFlight` calls ``schedule``, and adds it.
+   stalls all others.
 5. In ``_update_after_schedule``, :meth:`FailedLoads.scheduled` and :meth:`Sessions.scheduled` keep
-   the step. It advances the counts that :meth:`Running.advance_counts` leaves, and in
-   ``async_scheduler.py`` adds the placeholders of :meth:`Running.placeholders_to_add`.
+   the step. :meth:`Running.advance_counts` advances the counts of requests that continue, and under
+   async scheduling adds their placeholders; upstream does so for the others
+   (``async_scheduler.py``: :meth:`Running.placeholders_to_add`). :meth:`StepsInFlight.schedule`,
+   which has called ``schedule`` then, adds the step to :class:`InFlight`.
 6. ``get_grammar_bitmask`` fills masks (:mod:`~.core.reasoning_ends`, :mod:`~.core.grammar_masks`)
    and counts them for the worker (:mod:`~.core.mask_rows`). The worker's part is in :mod:`~.live`.
-7. ``update_from_output`` gets the tokens. :meth:`InFlight.arrive` removes results that are dropped;
-   it is called by :meth:`StepsInFlight.update_from_output` under async scheduling, and by
-   :meth:`Preemption.arrive` in a synchronous pipeline. So do :meth:`FailedLoads.arrive` and
-   :meth:`KVTransfers.arrive`; :meth:`FailedLoads.handle` finds the requests that used KV that
-   failed to load.
+7. ``update_from_output`` gets the tokens, under async scheduling from
+   :meth:`StepsInFlight.update_from_output`. That calls :meth:`InFlight.arrive` to remove results
+   that are dropped; in a synchronous pipeline :meth:`Preemption.arrive` does so.
+   :meth:`FailedLoads.arrive` and :meth:`KVTransfers.arrive` remove others;
+   :meth:`FailedLoads.handle` finds the requests that used KV that failed to load.
 8. :meth:`UpdateOutputs.serve` appends the token of each request that continues, and upstream's loop
    the others' (:mod:`~.core.grammar_stops`, :mod:`~.core.reasoning_ends`). Where a request ends,
    :meth:`Sessions.hold` keeps a session, and :meth:`KVTransfers.free` its blocks.
 9. :meth:`Sessions.resume` begins the turns that waited for this step.
    :meth:`RefusedGrammars.finish` and :meth:`StalledRequests.finish` end requests. The outputs go to
-   the front end (:mod:`~.frontend.step`, from 2), their logprobs packed by ``core.py`` and unpacked
-   by ``core_client.py`` (:mod:`~.frontend.logprob_messages`).
+   the front end (:mod:`~.frontend.step`, from 2). ``core.py`` packs their logprobs, and the decoder
+   of ``core_client.py`` unpacks them (:mod:`~.frontend.logprob_messages`).
 """
 
 # mirrors: nothing

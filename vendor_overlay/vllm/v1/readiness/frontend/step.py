@@ -19,9 +19,9 @@ unless their file is named.
 4. :meth:`Wakes.wake` wakes clients when the output handler of ``async_llm.py`` next lets others
    run: once it has read all messages, between parts of a large one, or if :meth:`Wakes.are_due`.
 5. ``get`` and ``get_nowait`` make the output (:meth:`Unread.make`), with the logprobs of
-   :mod:`~.logprobs`, and show the next turn. Servers make a chunk of it
-   (:meth:`Stream.chat_choice`), and write its JSON (:meth:`Chunk.model_dump_json`) to the client's
-   socket.
+   :mod:`~.logprobs`, and show the next turn. Servers have :mod:`~.chunks`
+   make a chunk of it (:meth:`Stream.chat_choice`), and write its JSON
+   (:meth:`Chunk.model_dump_json`) to the client's socket.
 6. ``abort_requests`` drops a parent without children (:mod:`~.aborted_parents`), and ends a
    session.
 """
