@@ -3,7 +3,7 @@
 A request has a slot by its id while it is in the batch, whichever row it has. A step is served from
 slots only if each holds its request's whole history.
 
-**The path of a slot**, of a penalty, with upstream's callers in brackets:
+**The path of a slot**, of a penalty. Upstream's functions, in brackets, call the live batch.
 
 1. :meth:`Slots.add_request` (``InputBatch.add_request``) takes back the slot that a request has
    kept (6), or marks it as missing.
@@ -19,9 +19,9 @@ slots only if each holds its request's whole history.
 5. :meth:`Slots.cut` (``_update_states``) marks a truncated request's slot as missing, if it may
    include a token that is lost.
 6. :meth:`Slots.remove_request` (``InputBatch.remove_request``) keeps the slot with the request's
-   state, unless a step is half done, or drafts are in flight that the host does not know. It is
-   freed with the state of a request that has ended (:meth:`SlotMemory.allocate`), and taken back
-   by one that was preempted, or left out of some steps, and is unchanged.
+   state, unless a step is half done, or drafts are in flight that the host does not know. A request
+   that was preempted, or left out of steps, takes it back if it is unchanged, and others have not
+   needed the room. With the state of one that has ended it is freed (:meth:`SlotMemory.allocate`).
 """
 
 # mirrors: vllm.v1.sample.metadata:SamplingMetadata
@@ -127,7 +127,7 @@ class Slots(Feature, ABC):
         """Return whether a request uses the feature, and may have a slot."""
 
     def add_request(self, request: "CachedRequestState") -> None:
-        """Reuse the request's kept slot, or mark the request to get a new one, if wanted."""
+        """Take back the request's kept slot, or mark it as missing, if the feature is wanted."""
         req_id, slot = request.req_id, None
         kept = (of_request := records.of(request).kept).get(self.name)
         # A slot of this batch? A copy of a request shares its record, and may join another batch.
@@ -269,7 +269,7 @@ class Slots(Feature, ABC):
         """Update the slots with a step's samples; see :meth:`LiveBatch.observe_sampled`."""
 
     def observe_sampled(self, sampled: torch.Tensor, discarded: torch.Tensor) -> None:
-        """Update the slots, or mark them for rebuilding if they did not serve the step."""
+        """Update the slots, or mark them as missing if they did not serve the step."""
         if self.serving:
             self.serving = False
             self.update(sampled, discarded)
@@ -277,7 +277,7 @@ class Slots(Feature, ABC):
             self.leave_step(gauges.OTHER_CLASS)
 
     def leave_step(self, reason: str) -> None:
-        """Leave the step to upstream, and mark all slots for rebuilding."""
+        """Leave the step to upstream, and mark all slots as missing."""
         self._forget_step()
         self._slots = dict.fromkeys(self._slots)
         if self._exhausted:
@@ -292,7 +292,7 @@ class Slots(Feature, ABC):
     # A request is cut or leaves the batch
 
     def cut(self, req_id: str, length: int) -> None:
-        """Mark the slot for rebuilding if the truncation may lose a sampled token."""
+        """Mark the slot as missing if the truncation may lose a token. May wait for tokens."""
         if self._slots.get(req_id) is not None and self.history.loses_tokens(
             req_id, length, self.name
         ):
