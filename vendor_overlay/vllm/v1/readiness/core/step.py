@@ -26,7 +26,7 @@ have scheduled step *n* + 1, which counts the tokens of step *n* as placeholders
    the step. :meth:`Running.advance_counts` advances the counts of requests that continue, and under
    async scheduling adds their placeholders; upstream does so for the others
    (``async_scheduler.py``: :meth:`Running.placeholders_to_add`). :meth:`StepsInFlight.schedule`,
-   which has called ``schedule`` then, adds the step to :class:`InFlight`.
+   which calls ``schedule``, then adds the step to :class:`InFlight`.
 6. ``get_grammar_bitmask`` fills masks (:mod:`~.core.reasoning_ends`, :mod:`~.core.grammar_masks`)
    and counts them for the worker (:mod:`~.core.mask_rows`). The worker's part is in :mod:`~.live`.
 7. ``update_from_output`` gets the tokens, under async scheduling from
