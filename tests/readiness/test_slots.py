@@ -191,6 +191,21 @@ def test_upstreams_code_finds_the_lists_settled(
     assert not batch.readiness.history.unsettled(0)
 
 
+@EACH
+def test_a_reason_is_forgotten_once_slots_serve(
+    kind: type[Slots], params: dict[str, Any], fallbacks: dict[tuple[str, str], int]
+) -> None:
+    """A step found no memory, and was never observed; a later one does not begin its sampling."""
+    lockstep = LockstepRun()
+    lockstep.add([1, 2], **params)
+    lockstep.run(3)
+    slots_of(lockstep, kind).leave_step(gauges.NO_ROOM)
+    lockstep.run(1)
+    batch = lockstep.ours.batch
+    assert kind.take(batch.sampling_metadata, torch.randn(1, VOCABULARY))[0] is None
+    assert fallbacks == {(kind.name, gauges.OTHER_CLASS): 1}
+
+
 def test_a_rank_that_does_not_sample_builds_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps the requests, but is never asked to sample."""
     lockstep = LockstepRun()

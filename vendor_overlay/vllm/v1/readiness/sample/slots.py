@@ -155,7 +155,7 @@ class Slots(Feature, ABC):
     ) -> None:
         """Build the missing slots, and serve the step from slots, or leave it to upstream.
 
-        ``metadata`` is the live batch's, made anew whenever a row moves; ``width`` the logits'.
+        ``metadata`` belongs to the live batch. ``width`` is the number of columns of the logits.
         """
         if self.serving:
             logger.warning_once(
@@ -168,7 +168,7 @@ class Slots(Feature, ABC):
         if reason:
             self.leave_step(reason)
             return
-        self.serving = True
+        self.serving, self._reason = True, gauges.OTHER_CLASS
         self.drafts = drafts
         self.values = [getattr(metadata, field) for field in self.fields]
         if metadata is not self._metadata or width != self.width:  # rows or slots have changed
