@@ -104,8 +104,9 @@ class Timed:
 
 
 class Clock:
-    """The host's time in each part of an engine's steps, without the model's forward and logits.
+    """The host's time in each part of an engine's steps.
 
+    ``model`` is that of the model's forward and logits, which no other part has in it.
     Under asynchronous scheduling a step's output is processed after the next step was scheduled.
 
     Attributes:
@@ -141,6 +142,7 @@ class Clock:
 
     def _exclude(self, spent: int, *_: Any) -> None:
         self._model += spent
+        self._parts["model"] += spent
 
     def _inner(self, part: str, spent: int, *_: Any) -> None:
         self._parts[part] += spent
