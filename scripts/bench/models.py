@@ -25,6 +25,21 @@ SEVEN_B: Mapping[str, Any] = {
     "vocab_size": 152064,
     "tie_word_embeddings": False,
 }
+#: The dense Qwen3 that Model Runner V2 serves by default.
+QWEN3_8B: Mapping[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+    "rope_theta": 1e6,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+}
 #: A Bamba: attention in every sixth layer, Mamba 2 in the others.
 HYBRID: Mapping[str, Any] = {
     "architectures": ["BambaForCausalLM"],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from demo import model
 
-from bench.models import HALF_B, HYBRID, SEVEN_B, SMALL
+from bench.models import HALF_B, HYBRID, QWEN3_8B, SEVEN_B, SMALL
 
 if TYPE_CHECKING:
     from vllm import SamplingParams, TokensPrompt
@@ -117,6 +117,7 @@ _ON_A_CPU = [name for name in _USUAL if name != "thinking"]
 ENGINES: Mapping[str, Engine] = {
     "half-b": Engine("0.5B", HALF_B, (128, 32, 256, 8, 1), _USUAL),
     "seven-b": Engine("7B", SEVEN_B, (64,), _USUAL),
+    "qwen3-8b": Engine("Qwen3-8B", QWEN3_8B, (64,), _USUAL),
     "hybrid": Engine(
         *("hybrid", HYBRID, (64,), ["plain", "thinking-presence"]),
         mrv2=False,
