@@ -19,7 +19,7 @@ from overlay import output
 from bench.harness import command_line, pairs
 from bench.harness.installations import Installations
 from bench.harness.pairs import Plan, Start
-from bench.loops.arguments import GRAPHS, write
+from bench.loops.arguments import DRAFTS, GRAPHS, write
 from bench.loops.rows import ENGINES, ROWS, SHAPES
 
 #: Noise first: two processes of one view.
@@ -54,6 +54,7 @@ def plan(args: argparse.Namespace, installations: Installations, timed: bool) ->
     spec = {
         "kind": "timed" if timed else "served",
         "models": str(models),
+        "drafts": args.drafts,
         "seconds": args.seconds,
         "ramp": min(args.seconds / 4, 2.0),
     }
@@ -83,6 +84,7 @@ def starts(args: argparse.Namespace, spec: Mapping[str, Any]) -> Iterator[Start]
                 usual = engine.graphs if args.gpus else ["none"]
                 for graphs in args.graphs or usual if cases and not unsupported else ():
                     label = f"{engine.label}, {graphs}"
+                    label += f", {args.drafts} drafts" * (args.drafts != "none")
                     label += ", thinking budget configured" * thinking
                     own = {**spec, "engine": name, "graphs": graphs, "thinking": thinking}
                     yield Start(label, pair, cases, own)
@@ -109,6 +111,8 @@ def measure(argv: Sequence[str], description: str, timed: bool) -> int:
     options.add_argument("--rows", nargs="+", choices=list(ROWS), help="(the shape's own)")
     text = "CUDA graphs (the shape's own; none without a GPU)"
     options.add_argument("--graphs", nargs="+", choices=list(GRAPHS), help=text)
+    text = "speculative decoding of both sides, 3 tokens at a time (%(default)s)"
+    options.add_argument("--drafts", choices=list(DRAFTS), default="none", help=text)
     text = "seconds of each slice (%(default)s), without its warm-up"
     options.add_argument("--seconds", type=float, default=8.0, help=text)
     args = options.parse_args(argv)

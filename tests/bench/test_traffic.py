@@ -199,6 +199,7 @@ def test_model_runner_v2_is_given_what_it_supports() -> None:
         pairs=[("overlaid", "stock"), ("overlaid", "mrv2")],
         rows=None,
         graphs=["piecewise"],
+        drafts="none",
         gpus=["0"],
     )
     made = list(traffic.starts(args, {"kind": "served"}))
@@ -232,6 +233,7 @@ def test_graphs_are_those_of_the_engine_unless_they_are_named(
         pairs=[("overlaid", "stock")],
         rows=["plain"],
         graphs=None,
+        drafts="none",
         gpus=gpus,
     )
     found = [start.engine for start in traffic.starts(args, {})]

@@ -21,19 +21,30 @@ GRAPHS: Mapping[str, Mapping[str, Any]] = {
     "piecewise": {**_COMPILED, "cudagraph_mode": "FULL_AND_PIECEWISE"},
     "full": {**_COMPILED, "cudagraph_mode": "FULL"},
 }
-
+_AHEAD = {"num_speculative_tokens": 3}
+#: Drafters to vLLM's speculative config; the head of "eagle" is generated beside the model.
+DRAFTS: Mapping[str, Mapping[str, Any] | None] = {
+    "none": None,
+    "ngram": {"method": "ngram", "prompt_lookup_max": 3, **_AHEAD},
+    "ngram_gpu": {"method": "ngram_gpu", "prompt_lookup_max": 3, **_AHEAD},
+    "eagle": {"method": "eagle", **_AHEAD},
+}
+#: Fields of an EAGLE head, a layer of the model's own sizes.
+_HEAD = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1}
 
 #: The tokenizer takes each word as a token.
 _TEMPLATE = "{% for each in messages %}{{ each['content'] }} {% endfor %}"
 
 
 def write(directory: Path, name: str) -> None:
-    """Write the model of an engine, and its tokenizer into the folder ``tokenizer``.
+    """Write the model of an engine, its tokenizer into ``tokenizer``, and a head into ``eagle``.
 
     The Rust front end takes a tokenizer beside the model alone.
     """
     engine = ENGINES[name]
-    model.write(directory, **{"max_position_embeddings": engine.length, **engine.model})
+    fields = {"max_position_embeddings": engine.length, **engine.model}
+    model.write(directory, **fields)
+    model.write(directory / "eagle", **{**fields, **_HEAD})
     for folder in (directory / "tokenizer", directory):
         model.write_tokenizer(folder, engine.vocabulary, chat_template=_TEMPLATE)
 
@@ -55,14 +66,18 @@ def arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         spec: of :mod:`bench.child`: "engine", a name of :data:`bench.loops.rows.ENGINES`;
-            "models", the directory of its model's; "graphs", a name of :data:`GRAPHS`; "thinking",
-            whether the engine knows the markers of thinking; and the share of "memory".
+            "models", the directory of its model's; "graphs", a name of :data:`GRAPHS`; "drafts",
+            a name of :data:`DRAFTS`; "thinking", whether the engine knows the markers of thinking;
+            and the share of "memory".
     """
     from vllm.config.reasoning import ReasoningConfig
     from vllm.platforms import current_platform
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     directory, (start, end) = Path(spec["models"]) / spec["engine"], MARKERS
+    drafts = DRAFTS[spec["drafts"]]
+    if drafts and drafts["method"] == "eagle":
+        drafts = {**drafts, "model": str(directory / "eagle")}
     known = ReasoningConfig(reasoning_start_str=start, reasoning_end_str=end)
     # For the executor's name vLLM starts another process on a CPU.
     alone = {"distributed_executor_backend": UniProcExecutor} if current_platform.is_cpu() else {}
@@ -73,6 +88,7 @@ def arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
         **memory(spec["memory"]),
         "disable_log_stats": True,
         "compilation_config": dict(GRAPHS[spec["graphs"]]),
+        "speculative_config": drafts and dict(drafts),
         "reasoning_config": known if spec["thinking"] else None,
         **alone,
     }
