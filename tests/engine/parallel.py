@@ -1,13 +1,16 @@
 """Run every kind of output on an engine of two ranks.
 
-    python parallel.py MODEL_DIR OUT.json tensor|pipeline sync|async
+    python parallel.py MODEL_DIR OUT.json tensor|pipeline sync|async [TURN]
 
 OUT.json holds the outputs of :mod:`gpu.kinds`, by request, and whether each rank had the event that
 keeps a step's inputs. On a GPU, where each rank has one of its own, batches with thinking budgets
 are included, and a pipeline of stock's is given the event: without it, tokens depend on the time
-that things take. Stock's CPU runner cannot force a token.
+that things take. Stock's CPU runner cannot force a token. TURN is a file that programs lock to run
+in turn: a kernel that waits for the other rank keeps the device from other engines.
 """
 
+import contextlib
+import fcntl
 import importlib.util
 import json
 import sys
@@ -64,15 +67,18 @@ def order(worker: Any) -> None:
     runner.prepare_inputs_event = runner.prepare_inputs_event or torch.Event()
 
 
-def main(model: Path, out: Path, parallel: str, scheduling: str) -> None:
+def main(model: Path, out: Path, parallel: str, scheduling: str, turn: str | None = None) -> None:
     """Run every batch, and write the outputs."""
     engine = start(model, parallel, scheduling)
     events = engine.collective_rpc(ordered)
     if GPU and parallel == "pipeline" and importlib.util.find_spec("vllm.v1.readiness") is None:
         engine.collective_rpc(order)
     outputs: dict[str, Any] = {}
-    for name in (*BATCHES, *THINKING) if GPU else BATCHES:
-        outputs |= run(engine, requests(name, short=not GPU))["results"]
+    with open(turn, "w") if turn else contextlib.nullcontext() as file:
+        if file is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        for name in (*BATCHES, *THINKING) if GPU else BATCHES:
+            outputs |= run(engine, requests(name, short=not GPU))["results"]
     out.write_text(json.dumps({"events": events, "outputs": outputs}))
 
 

@@ -26,21 +26,23 @@ Results = dict[tuple[str, str], dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def results(engines: dict[str, Engine]) -> Results:
-    """What each side returned. The engines of one side run at once."""
+def results(engines: dict[str, Engine], tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What each side returned. All engines start at once, and take turns at the device."""
     outputs: Results = {}
-    switch = "features,pinned-inputs"
+    turn, switch = tmp_path_factory.mktemp("parallel") / "turn", "features,pinned-inputs"
     environment = {**ENVIRONMENT, "VLLM_READINESS": switch, "NCCL_NVLS_ENABLE": "0"}
-    for name, view in SIDES.items():
-        running = {
-            kind: engines[view].start(PROGRAM, kind, environment=environment) for kind in KINDS
-        }
-        for kind, each in running.items():
-            done = each.finish()
-            outputs.setdefault(kind, {})[name] = done["outputs"]
-            fixed = view == "overlaid" and kind[0] == "pipeline"
-            assert done["events"] == [fixed or kind[1] == "async"] * 2
-            assert ("Readiness overlay" in each.text()) == (view == "overlaid")
+    runs = {
+        (kind, name): engines[view].start(PROGRAM, [*kind, str(turn)], environment=environment)
+        for name, view in SIDES.items()
+        for kind in KINDS
+    }
+    for (kind, name), each in runs.items():
+        done = each.finish()
+        outputs.setdefault(kind, {})[name] = done["outputs"]
+        overlaid = name == "overlaid"
+        fixed = overlaid and kind[0] == "pipeline"
+        assert done["events"] == [fixed or kind[1] == "async"] * 2
+        assert ("Readiness overlay" in each.text()) == overlaid
     return outputs
 
 
