@@ -38,7 +38,10 @@ GUARD = "VLLM_READINESS_SYNC_GUARD"
 #: Variables of every engine here.
 ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 #: The overlay's kernels.
-KERNELS = ("store_kernel", "apply_kernel", "count_kernel", "mask_kernel", "append_kernel")
+KERNELS = (
+    *("prepare_kernel", "store_kernel", "rank_kernel", "exponential_kernel", "uniform_kernel"),
+    *("build_kernel", "count_kernel", "apply_kernel", "mask_kernel", "append_kernel"),
+)
 #: No profiling, which other engines on the same device would disturb.
 SMALL: dict[str, Any] = {"gpu_memory_utilization": 0.05, "kv_cache_memory_bytes": 64 << 20}
 #: Approximately, for an H100 at its usual clock.
