@@ -1,13 +1,12 @@
 """Serve short prompts with a hybrid model, and write each request's output.
 
-    python hybrid.py MODEL_DIR OUT.json graphs|eager|ahead DRAFTS [many] [together] [qwen3-next]
+    python hybrid.py MODEL_DIR OUT.json graphs|eager|ahead DRAFTS [many] [qwen3-next]
 
 The model is a small Bamba (attention and Mamba 2) whose weights are drawn here, so that logits
 lie well apart, in float32; or a Qwen3-Next (attention and gated delta nets) without experts, whose
 kernels take no float32. A prompt is as long as a decode: 1 + DRAFTS tokens. One arrives while
 others decode, one when nobody is left. With ``many``, requests join and leave at many steps.
-``ahead`` is without CUDA graphs, and schedules asynchronously where there are drafts. With
-``together``, other engines start on the device meanwhile.
+``ahead`` is without CUDA graphs, and schedules asynchronously where there are drafts.
 """
 
 from __future__ import annotations
@@ -149,8 +148,8 @@ def main(directory: Path, out: Path, mode: str, drafts: int, *words: str) -> Non
     if "qwen3-next" in words:
         register_next()
         config, dtype = NEXT, "bfloat16"
-    directory = directory.with_name(f"{config['model_type']} {mode} {drafts}")
-    directory.mkdir(exist_ok=True)
+    directory = out.with_suffix(".model")  # another run may use the same words
+    directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config))
     arguments: dict[str, Any] = {}
     if drafts:
@@ -167,8 +166,6 @@ def main(directory: Path, out: Path, mode: str, drafts: int, *words: str) -> Non
             "cudagraph_mode": "FULL_DECODE_ONLY",
             "cudagraph_capture_sizes": [rows * (1 + drafts) for rows in (1, 2, 4, SEQUENCES)],
         }
-    if "together" in words:  # no profiling, which the others would disturb
-        arguments["kv_cache_memory_bytes"] = 512 << 20
     if "qwen3-next" in words:  # by default these kernels are FlashInfer's on Hopper
         arguments["additional_config"] = {"gdn_prefill_backend": "triton"}
     engine = build_engine(
@@ -177,6 +174,7 @@ def main(directory: Path, out: Path, mode: str, drafts: int, *words: str) -> Non
         dtype=dtype,
         attention_backend="TRITON_ATTN",
         gpu_memory_utilization=0.2,
+        kv_cache_memory_bytes=512 << 20,  # no profiling, which other engines would disturb
         max_num_seqs=SEQUENCES,
         async_scheduling=not drafts or mode == "ahead",
         **arguments,

@@ -19,6 +19,8 @@ def test_an_honest_client_notices_nothing_of_a_hostile_one(
     drafts = {"method": method, "num_speculative_tokens": 3, "prompt_lookup_max": 3}
     graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [32]}
     arguments = ["--dtype", "bfloat16", "--gpu-memory-utilization", "0.3"]
+    # No profiling, which other engines on the device would disturb.
+    arguments += ["--kv-cache-memory-bytes", str(64 << 20)]
     # The proposer on the GPU compiles, which it cannot with a mode of 0.
     eager = method == "ngram_gpu"
     arguments += ["--enforce-eager"] if eager else ["--compilation-config", json.dumps(graphs)]
