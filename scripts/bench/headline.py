@@ -47,7 +47,6 @@ COLUMNS: Mapping[str, Column] = {
     "0.5B, 128, HTTP, one API server": Column("0.5B, 1 API server", 128),
     "0.5B, 128, HTTP, four API servers": Column("0.5B, 4 API servers", 128),
     "over V2, 0.5B, 128": Column("0.5B, piecewise", 128, "mrv2"),
-    "Qwen3-8B, V1 over V2, both overlaid, 64": Column("Qwen3-8B, piecewise", 64, "overlaid-mrv2"),
     "over 0.26.0, 0.5B, 128": Column("0.5B, piecewise", 128, "0.26.0"),
     "over 0.26.0, 7B, 64": Column("7B, piecewise", 64, "0.26.0"),
 }
@@ -82,7 +81,7 @@ def update(readme: str, measured: Iterable[tuple[Group, Comparison]]) -> str:
 
 def _cell(runs: list[Comparison], asked: str, column: Column) -> str:
     if not runs:
-        return REFUSED if "thinking" in asked and "mrv2" in column.other else NOT_MEASURED
+        return REFUSED if "thinking" in asked and column.other == "mrv2" else NOT_MEASURED
     # A loss is never hidden by another run's gain.
     claims = sorted((one for one in runs if not one.mark), key=lambda one: one.ratio or 0.0)
     if not claims:
