@@ -124,6 +124,7 @@ def run(model: Path, asynchronously: bool, arguments: dict[str, Any]) -> Any:
             dtype="float32",
             async_scheduling=asynchronously,
             gpu_memory_utilization=0.3,
+            kv_cache_memory_bytes=64 << 20,  # no profiling, which other engines would disturb
             kv_transfer_config=config,
             **{
                 "block_size": 16,
