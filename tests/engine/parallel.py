@@ -26,6 +26,8 @@ import torch
 from gpu.kinds import BATCHES, THINKING, build, requests, run
 
 GPU = torch.cuda.is_available()
+#: Of a request on a GPU: some are over before the last ones arrive.
+TOKENS = 50
 
 
 class Unhurried(deque[Any]):
@@ -78,7 +80,7 @@ def main(model: Path, out: Path, parallel: str, scheduling: str, turn: str | Non
         if file is not None:
             fcntl.flock(file, fcntl.LOCK_EX)
         for name in (*BATCHES, *THINKING) if GPU else BATCHES:
-            outputs |= run(engine, requests(name, short=not GPU))["results"]
+            outputs |= run(engine, requests(name, short=not GPU, tokens=TOKENS))["results"]
     out.write_text(json.dumps({"events": events, "outputs": outputs}))
 
 

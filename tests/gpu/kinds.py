@@ -129,14 +129,20 @@ THINKING: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def requests(batch: str, short: bool) -> list[Arrival]:
-    """Draw a batch's requests, the same ones each time."""
+def requests(batch: str, short: bool = False, tokens: int = TOKENS) -> list[Arrival]:
+    """Draw a batch's requests, the same ones each time.
+
+    Args:
+        batch: its name.
+        short: four of 6 tokens each, at once.
+        tokens: of each request otherwise.
+    """
     chance = random.Random(batch)
     settings = (BATCHES | THINKING)[batch]
     long = batch in ("prompts", "mixed")
     arrivals = []
     for number in range(4 if short else REQUESTS):
-        params = {"max_tokens": 6 if short else TOKENS, "ignore_eos": True}
+        params = {"max_tokens": 6 if short else tokens, "ignore_eos": True}
         params |= settings[number % len(settings)]
         if not torch.cuda.is_available():  # stock's CPU runner fails with chunked prompts
             params.pop("seed", None)
