@@ -85,8 +85,8 @@ def header_complaints(patch: Patch, facts: dict[str, Any]) -> Iterator[str]:
     reports = {report for entry in entries for report in entry.get("upstream", ())}
     if served != {"all"} and bug != "none" and bug not in reports:
         yield f"{patch.name}: Bug {bug} is in {FILE} in no entry of {', '.join(sorted(served))}"
-    whole = {entry.get("mended", facts["read"]) for entry in mending}  # "not in" the newest
-    partly = {release for entry in mending for release in entry.get("partly", ())}
+    whole = {entry.get("mended", facts["read"]) for entry in entries}  # "not in" the newest
+    partly = {release for entry in entries for release in entry.get("partly", ())}
     for name, known in (("Applied-Upstream", whole), ("Drop-When", whole | partly)):
         for release in {*RELEASE.findall(header.get(name, ""))} - known:
             yield f"{patch.name}: {name} says {release}, and {FILE} does not"

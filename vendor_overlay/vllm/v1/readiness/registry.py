@@ -70,6 +70,8 @@ STEP_INPUTS = _feature("step-inputs")
 BLOCK_TABLES = _feature("block-tables")
 #: Sends M-RoPE and XD-RoPE positions without a wait.
 ROPE_POSITIONS = _feature("rope-positions")
+#: Learns on the host whether prompts of Mamba 2 continue from a state.
+MAMBA_METADATA = _feature("mamba-metadata")
 #: Fills input ids and drafts for the whole batch, with one upload.
 INPUT_IDS = _feature("input-ids")
 #: Draws for all seeded requests in one launch, with torch's bits.
