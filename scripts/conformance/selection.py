@@ -21,7 +21,9 @@ EVERYWHERE = (
     "tests/multimodal/test_hasher.py",
     "tests/test_envs.py",
     "tests/test_vllm_port.py",
+    "tests/v1/attention/test_attention_backends_selection.py",
     "tests/v1/attention/test_attention_splitting.py",
+    "tests/v1/attention/test_mamba_update_block_table.py",
     "tests/v1/core/test_async_scheduler.py",
     "tests/v1/core/test_kv_cache_metrics.py",
     "tests/v1/core/test_kv_cache_utils.py",
@@ -55,6 +57,7 @@ EVERYWHERE = (
 )
 #: Fail or skip without a GPU, but for a test or two: Triton has no kernels there.
 ON_A_GPU = (
+    "tests/kernels/mamba/test_mamba_ssm_ssd.py",
     "tests/v1/kv_connector/unit/offloading_connector/test_worker.py",
     "tests/v1/sample/test_rejection_sampler.py",
     "tests/v1/sample/test_topk_topp_sampler.py",
