@@ -65,7 +65,8 @@ def plan(args: argparse.Namespace, installations: Installations, timed: bool) ->
 def starts(args: argparse.Namespace, spec: Mapping[str, Any]) -> Iterator[Start]:
     """Yield the starts of a round: pairs in the order given, the engines of each.
 
-    Rows and engines that Model Runner V2 does not support are left out of its pairs.
+    Rows and engines that Model Runner V2 does not support are left out of its pairs, and rows that
+    vLLM does not serve with drafts of both.
     """
     chosen: dict[str, list[str]] = {}
     for shape in args.shapes:
@@ -74,8 +75,15 @@ def starts(args: argparse.Namespace, spec: Mapping[str, Any]) -> Iterator[Start]
         for name, shapes in chosen.items():
             engine = ENGINES[name]
             for thinking in (False, True):
-                of = [row for row in args.rows or engine.rows if ROWS[row].thinking == thinking]
-                unsupported = any("mrv2" in side for side in pair) and (thinking or not engine.mrv2)
+                drafts = args.drafts != "none"
+                of = [
+                    row
+                    for row in args.rows or engine.rows
+                    if ROWS[row].thinking == thinking and (ROWS[row].drafted or not drafts)
+                ]
+                unsupported = any("mrv2" in side for side in pair) and (
+                    thinking or not engine.mrv2 or args.drafts.startswith("ngram")
+                )
                 cases = {
                     f"{row}, {SHAPES[shape].concurrency}": (shape, row)
                     for shape in shapes
@@ -84,7 +92,7 @@ def starts(args: argparse.Namespace, spec: Mapping[str, Any]) -> Iterator[Start]
                 usual = engine.graphs if args.gpus else ["none"]
                 for graphs in args.graphs or usual if cases and not unsupported else ():
                     label = f"{engine.label}, {graphs}"
-                    label += f", {args.drafts} drafts" * (args.drafts != "none")
+                    label += f", {args.drafts} drafts" * drafts
                     label += ", thinking budget configured" * thinking
                     own = {**spec, "engine": name, "graphs": graphs, "thinking": thinking}
                     yield Start(label, pair, cases, own)

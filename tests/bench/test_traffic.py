@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from bench import traffic
+from bench.loops.arguments import arguments
 from bench.loops.rows import ENGINES, MARKERS, ROWS, SHAPES, Request, request
 from bench.loops.timed import CHANGED, MIXED, SAME, Clock
 from bench.run import Run, load
@@ -218,6 +219,34 @@ def test_model_runner_v2_is_given_what_it_supports() -> None:
     assert {shape for shape, _ in cases.values()} == {"half-b-128", "half-b-32"}
     assert len(cases) == 2 * len([row for row in ROWS.values() if not row.thinking])
     assert ENGINES["hybrid"].rows == ["plain", "thinking-presence"]
+
+
+@pytest.mark.parametrize(
+    ("drafts", "others"),
+    [("ngram", ["stock"]), ("ngram_gpu", ["stock"]), ("eagle", ["stock", "mrv2"])],
+)
+def test_with_drafts_only_what_vllm_serves_is_measured(
+    drafts: str, others: list[str], tmp_path: Path
+) -> None:
+    args = argparse.Namespace(
+        shapes=["half-b-32"],
+        pairs=[("overlaid", "stock"), ("overlaid", "mrv2")],
+        rows=["greedy", "mixed"],
+        graphs=["none"],
+        drafts=drafts,
+        gpus=["0"],
+    )
+    spec = {"models": str(tmp_path), "drafts": drafts, "memory": 0.4}
+    made = list(traffic.starts(args, spec))
+    assert [start.sides[1] for start in made] == others
+    for start in made:
+        assert start.engine == f"0.5B, none, {drafts} drafts"
+        assert [*start.cases] == ["greedy, 32"]
+        config = arguments(start.spec)["speculative_config"]
+        assert config["method"] == drafts
+        assert config.get("model") == (
+            str(tmp_path / "half-b" / "eagle") if drafts == "eagle" else None
+        )
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,11 @@ class Row(NamedTuple):
         """True if the engine needs a reasoning config, which Model Runner V2 refuses."""
         return any("thinking_token_budget" in one for one in self.parameters)
 
+    @property
+    def drafted(self) -> bool:
+        """True if vLLM serves these requests with drafts: it refuses min_p."""
+        return not any("min_p" in one for one in self.parameters)
+
 
 _BUDGET = {"thinking_token_budget": 0.5}
 PRESENCE = {"presence_penalty": 1.5}
