@@ -1,7 +1,6 @@
 """The feature mamba-metadata: nothing asks the device whether prompts continue from a state."""
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 from unittest import mock
 
@@ -12,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import modules
 from support.hybrid_step import RECURRENT, Row, config
+from support.inputs import differences
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.readiness.engine import switch
 
@@ -85,21 +85,6 @@ def build(
     return builder.build(0, common, num_accepted_tokens=accepted)
 
 
-def differing(one: Any, other: Any) -> list[str]:
-    """Names of the fields in which two steps' metadata differ."""
-    named = [
-        (each.name, getattr(one, each.name), getattr(other, each.name)) for each in fields(one)
-    ]
-    return [name for name, *both in named if not same(*both)]
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two values of a field are equal."""
-    if isinstance(one, torch.Tensor):
-        return bool(one.dtype == other.dtype and torch.equal(one, other))
-    return str(one) == str(other)
-
-
 ROWS = st.lists(
     st.one_of(
         st.builds(lambda n: Row(n, 0, n), st.integers(1, 20)),  # a whole prompt
@@ -118,7 +103,7 @@ def test_metadata_is_stocks(rows: list[Row], mode: str, padded: int) -> None:
     ordered = sorted(rows, key=lambda row: (row.tokens > 1, row.computed == 0))
     ordered += [PADDING] * padded
     stock, ours = (build(load, ordered, mode=mode) for load in (modules.pristine, modules.overlaid))
-    assert differing(stock, ours) == []
+    assert differences(vars(stock), vars(ours)) == []
     assert type(ours.prep_initial_states) is bool
 
 
@@ -131,7 +116,7 @@ def test_metadata_is_stocks_with_drafts(rows: list[Row], rejected: int, mode: st
         build(load, ordered, DRAFTS, rejected, mode)
         for load in (modules.pristine, modules.overlaid)
     )
-    assert differing(stock, ours) == []
+    assert differences(vars(stock), vars(ours)) == []
 
 
 @pytest.mark.parametrize(

@@ -186,11 +186,12 @@ _NONE = SimpleNamespace()
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """Return the names of what differs, in type or in any bit."""
 
-    def same(name: str) -> bool:
-        a, b = one[name], other[name]
+    def same(a: Any, b: Any) -> bool:
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
             return bool(a.dtype == b.dtype and torch.equal(a, b))
+        if isinstance(a, dict) and isinstance(b, dict):
+            return not differences(a, b)
         return bool(a == b)
 
     assert one.keys() == other.keys()
-    return [name for name in one if not same(name)]
+    return [name for name in one if not same(one[name], other[name])]
