@@ -35,5 +35,4 @@ def continued(
     if registry.MAMBA_METADATA not in switch.enabled():
         return metadata.has_initial_states_p
     prompts = slice(metadata.num_reqs - metadata.num_prefills, metadata.num_reqs)
-    starts = common.query_start_loc_cpu
-    return lengths[prompts] > starts[1:][prompts] - starts[:-1][prompts]
+    return lengths[prompts] > common.query_start_loc_cpu.diff()[prompts]
