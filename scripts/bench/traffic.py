@@ -65,9 +65,10 @@ def plan(args: argparse.Namespace, installations: Installations, timed: bool) ->
 def starts(args: argparse.Namespace, spec: Mapping[str, Any]) -> Iterator[Start]:
     """Yield the starts of a round: pairs in the order given, the engines of each.
 
-    Rows and engines that Model Runner V2 does not support are left out of its pairs, and rows that
-    vLLM does not serve with drafts of both.
+    Rows and engines that Model Runner V2 does not support are left out of its pairs. With drafts,
+    so are rows that vLLM refuses, of every pair.
     """
+    drafts = args.drafts != "none"
     chosen: dict[str, list[str]] = {}
     for shape in args.shapes:
         chosen.setdefault(SHAPES[shape].engine, []).append(shape)
@@ -75,11 +76,10 @@ def starts(args: argparse.Namespace, spec: Mapping[str, Any]) -> Iterator[Start]
         for name, shapes in chosen.items():
             engine = ENGINES[name]
             for thinking in (False, True):
-                drafts = args.drafts != "none"
                 of = [
                     row
                     for row in args.rows or engine.rows
-                    if ROWS[row].thinking == thinking and (ROWS[row].drafted or not drafts)
+                    if ROWS[row].thinking == thinking and (ROWS[row].takes_drafts or not drafts)
                 ]
                 unsupported = any("mrv2" in side for side in pair) and (
                     thinking or not engine.mrv2 or args.drafts.startswith("ngram")

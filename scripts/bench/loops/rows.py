@@ -86,8 +86,8 @@ class Row(NamedTuple):
         return any("thinking_token_budget" in one for one in self.parameters)
 
     @property
-    def drafted(self) -> bool:
-        """True if vLLM serves these requests with drafts: it refuses min_p."""
+    def takes_drafts(self) -> bool:
+        """True if vLLM serves these requests with drafts; it refuses min_p."""
         return not any("min_p" in one for one in self.parameters)
 
 
