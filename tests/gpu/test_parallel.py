@@ -27,7 +27,7 @@ Results = dict[tuple[str, str], dict[str, dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def results(engines: dict[str, Engine], tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """What each side returned. All engines start at once, and generate in turn."""
+    """Outputs by kind and side. All engines start at once, and generate one after another."""
     outputs: Results = {}
     turn, switch = tmp_path_factory.mktemp("parallel") / "turn", "features,pinned-inputs"
     environment = {**ENVIRONMENT, "VLLM_READINESS": switch, "NCCL_NVLS_ENABLE": "0"}
