@@ -364,7 +364,7 @@ def test_servers_are_started_as_the_options_say(tmp_path: Path) -> None:
     assert plan.starts[0].cases == {"plain, 4": "plain", "mixed, 4": "mixed"}
     flags = plan.starts[0].spec["flags"]
     assert flags[-3:] == ["--enforce-eager", "--max-num-seqs", "7"]
-    assert {"--load-format=dummy", "--max-num-seqs=4"} <= {*flags}
+    assert {"--load-format=dummy", "--max-num-seqs=256"} <= {*flags}
     assert (tmp_path / "model" / "tokenizer" / "tokenizer.json").exists()
 
 
