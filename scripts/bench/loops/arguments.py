@@ -21,8 +21,8 @@ GRAPHS: Mapping[str, Mapping[str, Any]] = {
     "piecewise": {**_COMPILED, "cudagraph_mode": "FULL_AND_PIECEWISE"},
     "full": {**_COMPILED, "cudagraph_mode": "FULL"},
 }
-#: Requests that an engine has room for, at least: vLLM's own default without its knowledge of a
-#: device. Its CUDA graphs then reach to 512 tokens, which a step with a prompt seldom exceeds.
+#: Requests that an engine has room for, at least: vLLM's default on most GPUs, with which its CUDA
+#: graphs reach to 512 tokens. A step with a prompt seldom has more.
 _ROOM = 256
 _AHEAD = {"num_speculative_tokens": 3}
 #: Drafters to vLLM's speculative config; the head of "eagle" is generated beside the model.
@@ -59,7 +59,7 @@ def sizes(name: str, requests: int = 0) -> dict[str, Any]:
         "seed": 0,
         "load_format": "dummy",
         "max_model_len": engine.length,
-        "max_num_seqs": max(requests, _ROOM),
+        "max_num_seqs": max(requests, _ROOM, *engine.concurrency),
         "max_num_batched_tokens": 8192,
     }
 
