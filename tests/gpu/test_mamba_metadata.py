@@ -6,13 +6,9 @@ from gpu.waits import waited
 from support import modules
 from support.hybrid_step import Row
 from support.inputs import differences
-from support.mamba2 import metadata
+from support.mamba2 import DECODE, DRAFTED, DRAFTS, LATER, WHOLE, metadata
 
 pytestmark = pytest.mark.gpu
-
-DRAFTS = 3
-DECODE, DRAFTED = Row(5, 9), Row(5, 9, 1 + DRAFTS, DRAFTS)
-WHOLE, LATER = Row(9, 0, 9), Row(30, 16, 14)
 
 
 @pytest.mark.parametrize(

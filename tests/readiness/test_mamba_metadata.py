@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from support import modules
 from support.hybrid_step import Row
 from support.inputs import differences
-from support.mamba2 import metadata
+from support.mamba2 import DECODE, DRAFTED, DRAFTS, LATER, WHOLE, metadata
 from vllm.v1.readiness.engine import switch
 
-DRAFTS = 3
-DECODE, DRAFTED = Row(5, 9), Row(5, 9, 1 + DRAFTS, DRAFTS)
-WHOLE, LATER, PADDING = Row(9, 0, 9), Row(30, 16, 14), Row(0, 0, 0)
+PADDING = Row(0, 0, 0)
 
 
 class WaitedError(Exception):

@@ -11,6 +11,10 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from support.hybrid_step import RECURRENT, Row, config
 
 BUILDER = "vllm/v1/attention/backends/mamba2_attn.py"
+#: Of a drafted request.
+DRAFTS = 3
+DECODE, DRAFTED = Row(5, 9), Row(5, 9, 1 + DRAFTS, DRAFTS)
+WHOLE, LATER = Row(9, 0, 9), Row(30, 16, 14)
 
 
 def metadata(
