@@ -40,7 +40,7 @@ EVENTS = {"abort": 4, "process": 4, "pause": 2, "turn": 4, "close": 2, "reset": 
 def setups(draw: Any) -> Setup:
     """Draw the options of the schedulers."""
     asynchronous = draw(st.booleans())
-    drafts = draw(st.sampled_from([0, 0, 0, 2]))
+    drafts = draw(st.sampled_from([0, 0, 1, 3]))
     groups = draw(st.sampled_from(["full", "full", "full", *GROUPS]))
     pipeline = draw(st.integers(0, 3)) == 3
     return Setup(
@@ -54,6 +54,7 @@ def setups(draw: Any) -> Setup:
         budget=draw(st.sampled_from([10, 10, 24, 64])),
         length=draw(st.sampled_from([32, 64])),
         drafts=drafts,
+        lookahead=draw(st.booleans()),
         threshold=draw(st.sampled_from([0, 0, 5])),
         chunked=draw(st.integers(0, 4)) > 0,
         log_stats=draw(st.booleans()),

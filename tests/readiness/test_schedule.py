@@ -96,11 +96,33 @@ def test_requests_with_a_grammar_are_left_to_upstream(
     assert fallbacks == {("schedule", gauges.OTHER_INPUT): 6}
 
 
-def test_drafts_are_left_to_upstream(
-    served: Counter[str], fallbacks: dict[tuple[str, str], int]
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_requests_with_drafts_are_served(
+    drafts: int, served: Counter[str], fallbacks: dict[tuple[str, str], int]
 ) -> None:
-    serve(Setup(drafts=2))
+    serve(replace(SETUP, drafts=drafts))
+    # A request's first step and its last ones, which might exceed its length.
+    assert served["schedule, left"] < 0.3 * served["schedule"]
+    assert served["update-outputs, left"] < 0.3 * served["update-outputs"]
+    assert fallbacks == {}
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        Setup(drafts=2, asynchronous=False, in_flight=1),
+        Setup(drafts=2, groups="full and sliding"),
+        Setup(drafts=2, groups="hybrid", caching=False),
+        Setup(drafts=5, threshold=5),
+    ],
+    ids=["synchronous", "window", "hybrid", "threshold"],
+)
+def test_drafts_of_other_counts_are_scheduled_by_upstream(
+    setup: Setup, served: Counter[str], fallbacks: dict[tuple[str, str], int]
+) -> None:
+    serve(setup)
     assert served["schedule"] == 0
+    assert served["update-outputs"]
     assert fallbacks == {("schedule", gauges.OTHER_INPUT): 1}
 
 
@@ -137,7 +159,7 @@ def test_what_is_not_known_is_left_to_upstream(
     fallbacks: dict[tuple[str, str], int],
 ) -> None:
     scheduler = scheduling.make(SETUP)
-    assert step.of(scheduler).running.begin([], {}, {}) is not None
+    assert step.of(scheduler).running.begin([], {}, {}, {}) is not None
     scheduler = scheduling.make(SETUP)
     changed = scheduler if owner == "scheduler" else getattr(scheduler, owner)
     if name == "coordinator":
@@ -145,7 +167,7 @@ def test_what_is_not_known_is_left_to_upstream(
         changed.coordinator.__class__ = type("Own", (kind,), {})
     else:
         setattr(changed, name, value)
-    assert step.of(scheduler).running.begin([], {}, {}) is None
+    assert step.of(scheduler).running.begin([], {}, {}, {}) is None
     assert fallbacks == {("schedule", gauges.OTHER_INPUT): 1}
 
 
@@ -153,7 +175,7 @@ def test_what_is_not_known_is_left_to_upstream(
 def test_a_scheduler_without_attributes_is_left_to_upstream(asynchronous: int) -> None:
     bare = object.__new__(scheduling.classes()[asynchronous])
     own = step.of(bare)
-    assert own.running.begin([], {}, {}) is None
+    assert own.running.begin([], {}, {}, {}) is None
     scheduled: Any = SimpleNamespace(num_scheduled_tokens={"r": 1})
     assert [*own.running.advance_counts(scheduled)] == [("r", 1)]
     assert [*own.running.placeholders_to_add(scheduled)] == ["r"]

@@ -99,6 +99,7 @@ class Setup:
     budget: int = 24
     length: int = 64
     drafts: int = 0
+    lookahead: bool = False
     threshold: int = 0
     chunked: bool = True
     log_stats: bool = True
@@ -219,6 +220,8 @@ def make(setup: Setup, kind: Any = None, speculative: Any = None) -> Any:
         include_finished_set=setup.clients,
         structured_output_manager=StructuredOutputManager(config),
     )
+    if setup.lookahead:  # as with a drafter that has KV of its own
+        scheduler.num_lookahead_tokens = setup.drafts
     if setup.loras:
         scheduler.lora_config = SimpleNamespace(max_loras=2)
     scheduler.use_v2_model_runner = setup.second_runner

@@ -59,16 +59,21 @@ def buffers(rows: int, tokens: int) -> dict[str, Any]:
 
 
 def same_inputs(one: "RunnerUnderTest", other: "RunnerUnderTest") -> None:
-    """Require that two runners have given the device the same for a step without drafts.
+    """Require the same counts of two runners, and without drafts the same inputs on the device.
 
     Args:
         one: upstream's, whose host may have a placeholder for a token.
         other: ours.
     """
+    count = one.batch.num_reqs
+    for rows in ("num_computed_tokens_cpu", "num_prompt_tokens"):
+        mine, theirs = (getattr(each.batch, rows)[:count].tolist() for each in (one, other))
+        assert mine == theirs, rows
+    lengths = (each.runner.num_tokens_no_spec_gpu for each in (one, other))
+    assert torch.equal(*lengths)
     if one.logits_indices is None or other.logits_indices is None:
         assert one.logits_indices is other.logits_indices
         return
-    count = one.batch.num_reqs
     tokens = int(one.runner.query_start_loc.np[count])
     assert torch.equal(one.logits_indices, other.logits_indices)
     for name, size in {

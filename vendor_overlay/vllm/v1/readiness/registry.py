@@ -72,7 +72,7 @@ BLOCK_TABLES = _feature("block-tables")
 ROPE_POSITIONS = _feature("rope-positions")
 #: Learns on the host whether prompts of Mamba 2 continue from a state.
 MAMBA_METADATA = _feature("mamba-metadata")
-#: Fills input ids and drafts for the whole batch, with one upload.
+#: Fills input ids and drafts, and drops rejected ones, for the whole batch.
 INPUT_IDS = _feature("input-ids")
 #: Draws for all seeded requests in one launch, with torch's bits.
 SEEDS = _feature("seeds", device="gpu")
@@ -86,7 +86,7 @@ PROCESS_OUTPUTS = _feature("process-outputs", on_v2=True)
 STREAMED_CHUNKS = _feature("streamed-chunks", on_v2=True)
 #: Schedules all running requests that need no new block at once.
 SCHEDULE = _feature("schedule", on_v2=True)
-#: Updates a request that continues by one token with a few operations.
+#: Updates a request that continues with a few operations.
 UPDATE_OUTPUTS = _feature("update-outputs", on_v2=True)
 #: Compiles all kernels that requests may need before the engine is ready.
 WARM_UP = _feature("warm-up", device="gpu")

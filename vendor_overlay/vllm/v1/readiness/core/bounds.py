@@ -20,7 +20,7 @@ stops.
 # mirrors: vllm.v1.core.sched.utils:check_stop
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.core.kv_cache_coordinator import (
@@ -79,6 +79,7 @@ class Bounds:
         near: ``num_computed_tokens`` from which scheduling one token may allocate, free or cache a
             block, or reach ``limit``. One token less under async scheduling, for requests without
             in-flight tokens.
+        until: like ``near``, but not for a block that is only cached.
         limit: ``num_computed_tokens`` from which a step may skip the request.
         cached: ``num_computed_tokens``, without in-flight tokens, from which a block is cached.
         hashed: ``num_tokens`` from which a block is hashed.
@@ -106,10 +107,11 @@ class Bounds:
         "room",
         "size",
         "stops",
+        "until",
     )
 
     def __init__(self) -> None:
-        self.near = self.limit = self.hashed = self.room = self.most = self.size = 0
+        self.near = self.until = self.limit = self.hashed = self.room = self.most = self.size = 0
         self.cached = _NONE
         self.stops: frozenset[int | None] = frozenset()
         self.logprobs = self.plain = False
@@ -153,14 +155,18 @@ class Service:
         scheduler: may lack attributes.
         word: the feature.
         skipped: the functions that it does not call.
-        others: attributes of a scheduler that are true if the feature does not serve it.
+        serves: whether the feature serves a scheduler whose KV cache the bounds cover.
     """
 
     def __init__(
-        self, scheduler: "Scheduler", word: str, skipped: Skipped, others: tuple[str, ...] = ()
+        self,
+        scheduler: "Scheduler",
+        word: str,
+        skipped: Skipped,
+        serves: Callable[[Any], bool] = lambda _: True,
     ) -> None:
         self._scheduler, self._word, self._skipped = scheduler, word, skipped
-        self._others = (*_OTHERS, *others)
+        self._serves = serves
         self._on = word in switch.enabled()
         if self._on and not subclasses.has_door(sys.modules.get(type(scheduler).__module__)):
             subclasses.leave_scheduler(type(scheduler), word, "its steps")
@@ -184,12 +190,15 @@ class Service:
     def _changed(self) -> bool:
         if self._watch is not None:
             return self._watch.changed()
-        return _is_known(self._scheduler, self._others) is not self._known
+        return self._knows() is not self._known
+
+    def _knows(self) -> bool:
+        return _is_known(self._scheduler) and self._serves(self._scheduler)
 
     def _reconsider(self) -> None:
         """Decide again, since something has changed; count and log a fallback."""
         self._cache = self._watch = None
-        self._known = _is_known(self._scheduler, self._others)
+        self._known = self._knows()
         if not self._known:
             gauges.fall_back(self._word, gauges.OTHER_INPUT)
         else:
@@ -245,7 +254,7 @@ class Cache:
         self.asynchronous = hasattr(scheduler, "_spec_token_placeholders")
         self.groups: tuple[SingleTypeKVCacheManager, ...] = coordinator.single_type_managers
         #: The only KV cache group, if it has full attention; else None.
-        self._only = self.groups[0] if [*map(type, self.groups)] == [FullAttentionManager] else None
+        self._only = self.groups[0] if is_full_attention(scheduler) else None
         self.caching: bool = manager.enable_caching
         self._free = coordinator.block_pool.free_block_queue
         self._null = coordinator.block_pool.null_block
@@ -292,19 +301,21 @@ class Cache:
             bounds.preemptions = request.num_preemptions
         return bounds
 
-    def allocate(self, request: "Request", bounds: Bounds) -> "KVCacheBlocks | None":
-        """Allocate slots for one more token of a request, and update its bounds.
+    def allocate(self, request: "Request", bounds: Bounds, tokens: int) -> "KVCacheBlocks | None":
+        """Allocate slots for ``tokens`` more tokens of a request, and update its bounds.
 
         Returns the new blocks; None if too few are free. If the only KV cache group has full
-        attention and a block is free, nothing else in upstream's ``allocate_slots`` has an effect.
+        attention and enough blocks are free, nothing else in upstream's ``allocate_slots`` has an
+        effect.
         """
-        manager, group, computed = self.manager, self._only, request.num_computed_tokens
-        if group is None or not self._free.num_free_blocks:
-            blocks = manager.allocate_slots(request, 1, num_lookahead_tokens=self.lookahead)
+        manager, group = self.manager, self._only
+        if group is None or self._free.num_free_blocks * group.block_size < tokens + self.lookahead:
+            blocks = manager.allocate_slots(request, tokens, num_lookahead_tokens=self.lookahead)
             if blocks is not None:
                 self.update(request, bounds)
             return blocks
-        name, size, count = request.request_id, group.block_size, computed + 1
+        name, size = request.request_id, group.block_size
+        count = request.num_computed_tokens + tokens
         new = group.allocate_new_blocks(
             name, min(count + self.lookahead, self.max_model_len), count
         )
@@ -330,7 +341,8 @@ class Cache:
         self._approach(bounds, until)
 
     def _approach(self, bounds: Bounds, until: int) -> None:
-        """Set ``near`` to the nearer of ``cached`` and ``until``, the other events' bound."""
+        """Set ``until``, and ``near`` to the nearer of it and ``cached``."""
+        bounds.until = until
         if self.asynchronous:
             bounds.near = min(until, bounds.cached) - 1
         else:
@@ -388,6 +400,12 @@ class Cache:
         return -(-following // chunk) * chunk
 
 
+def is_full_attention(scheduler: "Scheduler") -> bool:
+    """Return whether the only KV cache group of a scheduler has full attention."""
+    groups = scheduler.kv_cache_manager.coordinator.single_type_managers
+    return [*map(type, groups)] == [FullAttentionManager]
+
+
 def is_unusual(request: "Request") -> bool:
     """Return whether a request is left to upstream in each step."""
     return bool(
@@ -398,14 +416,14 @@ def is_unusual(request: "Request") -> bool:
     )
 
 
-def _is_known(scheduler: "Scheduler", others: tuple[str, ...]) -> bool:
+def _is_known(scheduler: "Scheduler") -> bool:
     """Return whether the bounds cover a scheduler: vLLM's own classes, and no connector.
 
     A third-party scheduler may lack attributes.
     """
     manager: Any = getattr(scheduler, "kv_cache_manager", None)
     return (
-        not any(getattr(scheduler, name, True) for name in others)
+        not any(getattr(scheduler, name, True) for name in _OTHERS)
         and hasattr(scheduler, "structured_output_manager")
         and type(getattr(manager, "coordinator", None)) in _COORDINATORS
         and all(type(group) in _GROUPS for group in manager.coordinator.single_type_managers)

@@ -2,11 +2,12 @@
 
 In each step, 0.22.0 loops over the running requests, allocates slots, fills the scheduler's output
 and advances counts. With 128 requests this takes about 0.9 ms, although nearly all of the requests
-add one token to a block that they already hold. Here each request has bounds (:mod:`bounds`).
-Requests below their bounds are scheduled together. One that needs a block gets it in upstream's
-order, from upstream's KV cache manager, or where that would do no more, from its only group's.
-Upstream's loop schedules all other running requests, and upstream's code handles arrivals,
-preemptions and resumptions. No list or dict is shared between the outputs of two steps.
+add one token, and under async scheduling their drafts, to a block that they already hold. Here each
+request has bounds (:mod:`bounds`). Requests below their bounds are scheduled together. One that
+needs a block gets it in upstream's order, from upstream's KV cache manager, or where that would do
+no more, from its only group's. Upstream's loop schedules all other running requests, and upstream's
+code handles arrivals, preemptions and resumptions. No list or dict is shared between the outputs of
+two steps.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
@@ -81,9 +82,7 @@ class Running:
 
     def __init__(self, scheduler: "Scheduler", lora_limits: "LoraLimits") -> None:
         self.scheduler, self.lora_limits = scheduler, lora_limits
-        self.service = bounds.Service(
-            scheduler, registry.SCHEDULE, _SKIPPED, others=("num_spec_tokens",)
-        )
+        self.service = bounds.Service(scheduler, registry.SCHEDULE, _SKIPPED, _counts_are_equal)
         #: Set as a step begins.
         self.cache: bounds.Cache = None  # type: ignore[assignment]
         #: Whether a step has begun, and :meth:`_advance_counts` is not called yet.
@@ -103,7 +102,12 @@ class Running:
             self.nears = [row.readiness.bounds.near for row in rows]
         except AttributeError:  # third-party code has appended a running request
             self.nears = [records.of(row).bounds.near for row in rows]
-        self.one_token = dict.fromkeys(self.names, 1)
+        #: Drafts of each row: placeholders, which the worker replaces.
+        self.drafts: list[int] = []
+        if self.cache.asynchronous:
+            self.drafts = self.scheduler._spec_token_placeholders
+        self.width = 1 + len(self.drafts)  #: Tokens of a row that continues.
+        self.widths = dict.fromkeys(self.names, self.width)
         self.no_blocks = dict.fromkeys(self.names, empty)
 
     def begin(
@@ -111,17 +115,19 @@ class Running:
         scheduled: "list[Request]",
         blocks: "dict[str, KVCacheBlocks]",
         counts: dict[str, int],
+        drafted: dict[str, list[int]],
     ) -> "Running | None":
         """Begin a step and return self; None to fall back to upstream.
 
         ``scheduled`` receives the step's running requests, ``blocks`` their new blocks by request
-        id, and ``counts`` their numbers of tokens to compute. All three are empty.
+        id, ``counts`` their numbers of tokens to compute, and ``drafted`` their drafts. All four
+        are empty.
         """
         cache = self.service.cache()
         self.begun = cache is not None
         if cache is None:
             return None
-        self.scheduled, self.blocks, self.counts = scheduled, blocks, counts
+        self.scheduled, self.blocks, self.counts, self.drafted = scheduled, blocks, counts, drafted
         running = self.scheduler.running
         new = cache is not self.cache or running != self.rows
         if new:
@@ -130,14 +136,7 @@ class Running:
         rows, asynchronous = self.rows, cache.asynchronous
         self.computed = computed = [row.num_computed_tokens for row in rows]
         #: Rows that may need a block or are left to upstream, in order.
-        self.due = [*compress(range(len(rows)), map(ge, computed, self.nears))]
-        if asynchronous:
-            # A row at its bound is due only if it has no in-flight token.
-            self.due = [
-                row
-                for row in self.due
-                if computed[row] > self.nears[row] or not rows[row].num_output_placeholders
-            ]
+        self.due = self._due_with_drafts() if self.drafts else self._due()
         if asynchronous and not new:
             # Placeholders and arrived tokens both count, so the sum does not change on arrival.
             self.outputs = [*map(sub, computed, self.bases)]
@@ -159,6 +158,28 @@ class Running:
         self.with_blocks: list[int] = []
         return self
 
+    def _due(self) -> list[int]:
+        computed, rows = self.computed, self.rows
+        due = [*compress(range(len(rows)), map(ge, computed, self.nears))]
+        if self.cache.asynchronous:
+            # A row at its bound is due only if it has no in-flight token.
+            due = [
+                row
+                for row in due
+                if computed[row] > self.nears[row] or not rows[row].num_output_placeholders
+            ]
+        return due
+
+    def _due_with_drafts(self) -> list[int]:
+        last, drafts = len(self.drafts), self.drafts
+        return [
+            row
+            for row, (request, computed) in enumerate(zip(self.rows, self.computed, strict=True))
+            if computed + last >= (limits := records.of(request).bounds).until
+            or len(request._all_token_ids) >= limits.cached
+            or request.spec_token_ids is not drafts
+        ]
+
     def advance(self, index: int, budget: int) -> tuple[int, int]:
         """Schedule rows from ``index`` on, up to the first row that is left to upstream's loop.
 
@@ -167,7 +188,7 @@ class Running:
         count = len(self.rows)
         if index >= count or budget <= 0 or len(self.scheduler.running) != count:
             return index, budget  # at the end, or a request has been preempted
-        stop = min(count, index + budget)
+        stop = min(count, index + budget // self.width)
         new: dict[str, KVCacheBlocks] = {}
         for row in islice(self.due, self.next_due, None):
             if row >= stop:
@@ -178,35 +199,44 @@ class Running:
             blocks = self._allocate(row)
             if blocks is None:
                 stop = row
-                self.left.append(row)
                 break
             new[self.names[row]] = blocks
             self.with_blocks.append(row)
+        budget -= (stop - index) * self.width
+        if stop < count and budget:
+            self.left.append(stop)
+            self.outputs[stop] = _outputs(self.rows[stop])
         if stop == index:
             return index, budget
         self.taken.append((index, stop))
         if stop - index == count:
             self.scheduled.extend(self.rows)
-            self.counts.update(self.one_token)
+            self.counts.update(self.widths)
             self.blocks.update(self.no_blocks)
         else:
             names = self.names[index:stop]
             self.scheduled.extend(self.rows[index:stop])
-            self.counts.update(dict.fromkeys(names, 1))
+            self.counts.update(dict.fromkeys(names, self.width))
             self.blocks.update(
                 dict.fromkeys(names, self.scheduler.kv_cache_manager.empty_kv_cache_blocks)
             )
         self.blocks.update(new)
-        return stop, budget - (stop - index)
+        if self.drafts:
+            self.drafted.update(dict.fromkeys(self.names[index:stop], self.drafts))
+        return stop, budget
 
     def _allocate(self, row: int) -> "KVCacheBlocks | None":
-        """Allocate slots for one more token; None to leave the row to upstream's loop."""
+        """Allocate slots for a row's tokens; None to leave the row to upstream's loop."""
         request, computed = self.rows[row], self.computed[row]
         limits = records.of(request).bounds
-        self.outputs[row] = outputs = _outputs(request)
-        if self.crowded or computed >= limits.limit or outputs + self.bases[row] != computed:
+        if (
+            self.crowded
+            or computed + len(self.drafts) >= limits.limit
+            or _outputs(request) + self.bases[row] != computed
+            or (self.drafts and request.spec_token_ids is not self.drafts)
+        ):
             return None
-        blocks = self.cache.allocate(request, limits)
+        blocks = self.cache.allocate(request, limits, self.width)
         self.nears[row] = limits.near
         return blocks
 
@@ -263,9 +293,9 @@ class Running:
         return self._advance_counts(bool(step.preempted_req_ids))
 
     def placeholders_to_add(self, step: "SchedulerOutput") -> Iterable[str]:
-        """Return the ids of the requests to which upstream must add a placeholder.
+        """Return the ids of the requests to which upstream must add placeholders.
 
-        :meth:`advance_counts` has added a placeholder to all other scheduled requests.
+        :meth:`advance_counts` has added those of all other scheduled requests.
         """
         counts: dict[str, int] = step.num_scheduled_tokens
         return self.others if self.counts is counts else counts
@@ -277,7 +307,7 @@ class Running:
         request's bounds are then computed. ``preempted``: whether the step preempted a request.
         """
         self.begun = False
-        counts = self.counts
+        counts, width = self.counts, self.width
         rows = self.rows
         if self.taken != [(0, len(rows))]:
             rows = [row for start, stop in self.taken for row in self.rows[start:stop]]
@@ -291,11 +321,11 @@ class Running:
             self.others = [name for name in left if name in counts] + joined
         if self.cache.asynchronous:
             for row in rows:
-                row.num_computed_tokens += 1
-                row.num_output_placeholders += 1
+                row.num_computed_tokens += width
+                row.num_output_placeholders += width
         else:
             for row in rows:
-                row.num_computed_tokens += 1
+                row.num_computed_tokens += width
         for name in self.others:
             yield name, counts[name]
             request = self.scheduler.requests[name]
@@ -309,3 +339,20 @@ def _outputs(request: "Request") -> int:
     """Return the number of a request's output tokens, in-flight tokens included."""
     placeholders: int = request.num_output_placeholders
     return len(request._output_token_ids) + placeholders
+
+
+def _counts_are_equal(scheduler: "Scheduler") -> bool:
+    """Return whether all requests of a scheduler that continue have as many tokens in a step.
+
+    With drafts, that is under async scheduling only. Windows and recurrent states with drafts are
+    left to upstream.
+    """
+    drafts = getattr(scheduler, "num_spec_tokens", None)
+    if drafts is None or not drafts:
+        return drafts is not None
+    longest: int = scheduler.scheduler_config.long_prefill_token_threshold
+    return (
+        hasattr(scheduler, "_spec_token_placeholders")
+        and bounds.is_full_attention(scheduler)
+        and not 0 < longest <= drafts
+    )

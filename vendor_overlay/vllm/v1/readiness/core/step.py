@@ -12,8 +12,8 @@ have scheduled step *n* + 1, which counts the tokens of step *n* as placeholders
 1. ``add_request`` calls :meth:`StalledRequests.refuses`, which ends a request that cannot be
    served.
 2. ``schedule`` calls :meth:`FailedLoads.preempt` and :meth:`Running.begin`. Then
-   :meth:`Running.advance` schedules the running requests that continue by one token, with blocks of
-   :meth:`Cache.allocate` for those that need one, and upstream's loop the others. A request waits
+   :meth:`Running.advance` schedules the running requests that continue, with blocks of
+   :meth:`Cache.allocate` for those that need some, and upstream's loop the others. A request waits
    in it if :meth:`LoraLimits.waits` leaves it out.
 3. Waiting requests are admitted unless :meth:`Preemption.awaits_steps`. One waits for its grammar
    by :meth:`RefusedGrammars.waits`, and loads KV unless :meth:`FailedLoads.refused`.
@@ -34,9 +34,9 @@ have scheduled step *n* + 1, which counts the tokens of step *n* as placeholders
    that are dropped; in a synchronous pipeline :meth:`Preemption.arrive` does so.
    :meth:`FailedLoads.arrive` and :meth:`KVTransfers.arrive` remove others;
    :meth:`FailedLoads.handle` finds the requests that used KV that failed to load.
-8. :meth:`UpdateOutputs.serve` appends the token of each request that continues, and upstream's loop
-   the others' (:mod:`~.core.grammar_stops`, :mod:`~.core.reasoning_ends`). Where a request ends,
-   :meth:`Sessions.hold` keeps a session, and :meth:`KVTransfers.free` its blocks.
+8. :meth:`UpdateOutputs.serve` appends the tokens of each request that continues, and upstream's
+   loop the others' (:mod:`~.core.grammar_stops`, :mod:`~.core.reasoning_ends`). Where a request
+   ends, :meth:`Sessions.hold` keeps a session, and :meth:`KVTransfers.free` its blocks.
 9. :meth:`Sessions.resume` begins the turns that waited for this step.
    :meth:`RefusedGrammars.finish` and :meth:`StalledRequests.finish` end requests. The outputs go to
    the front end (:mod:`~.frontend.step`, from 2). ``core.py`` packs their logprobs, and the decoder

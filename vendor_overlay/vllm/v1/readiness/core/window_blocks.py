@@ -38,12 +38,22 @@ def remove_skipped_blocks(
     """
     # One placeholder is for the token that a step always samples, the others are for drafts.
     drafts = request.num_output_placeholders - 1
-    method = getattr(coordinator.remove_skipped_blocks, "__func__", None)
-    overridden = method is not KVCacheCoordinator.remove_skipped_blocks
-    if drafts <= 0 or overridden or registry.WINDOW_BLOCKS not in switch.enabled():
+    if drafts <= 0 or not _has_windows(coordinator):
         coordinator.remove_skipped_blocks(request.request_id, computed)
         return
     certain = max(0, computed - drafts)
     for manager in coordinator.single_type_managers:
         window = isinstance(manager, _WINDOWS)
         manager.remove_skipped_blocks(request.request_id, certain if window else computed)
+
+
+def _has_windows(coordinator: KVCacheCoordinator) -> bool:
+    """Return whether the fix is on and serves a coordinator: one with windows, of vLLM's code."""
+    for manager in coordinator.single_type_managers:
+        if isinstance(manager, _WINDOWS):
+            break
+    else:
+        return False
+    method = getattr(coordinator.remove_skipped_blocks, "__func__", None)
+    vllms = method is KVCacheCoordinator.remove_skipped_blocks
+    return vllms and registry.WINDOW_BLOCKS in switch.enabled()

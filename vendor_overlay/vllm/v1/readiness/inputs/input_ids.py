@@ -2,11 +2,14 @@
 
 Under async scheduling the newest tokens and drafts are on the device. 0.22.0 computes the indices
 of their copies in a Python loop over rows, and uploads two lists for tokens and two for drafts.
-With drafts, another loop counts drafts, and five metadata arrays are uploaded one by one, from
-pageable memory. Here numpy operations process all rows, and one upload from newly allocated pinned
-memory carries all values. Results and uploaded values equal upstream's, bit for bit.
+With drafts, another loop counts drafts, five metadata arrays are uploaded one by one, from pageable
+memory, and with ``ngram_gpu`` each row with a rejected draft has its length corrected by three
+operations of the device. Here numpy operations process all rows, and one upload from newly
+allocated pinned memory carries all values. Results and uploaded values equal upstream's, bit for
+bit.
 """
 
+# mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._compute_prev_positions
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_inputs
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._prepare_input_ids
@@ -24,7 +27,7 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.worker.gpu_input_batch import InputBatch
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 #: A step's drafts, by request id.
@@ -40,6 +43,39 @@ class InputIds:
         self.batch = batch
         #: Result of :func:`_holds_outputs`; None before the first check.
         self._holds_outputs: bool | None = None
+
+    def subtract_rejected(
+        self,
+        runner: "GPUModelRunner",
+        assumed: "Sequence[tuple[str, int, CachedRequestState]]",
+        sampled: Sequence[int],
+    ) -> None:
+        """Subtract the last step's rejected drafts from the counts of requests and rows.
+
+        Args:
+            runner: the batch's, under async scheduling.
+            assumed: ids of requests with drafts in the last step, the number of drafts that was
+                assumed to be accepted, and the requests.
+            sampled: number of tokens sampled for each row of the last step.
+        """
+        batch, count = self.batch, self.batch.num_reqs
+        previous, rows = batch.prev_req_id_to_index or {}, batch.req_id_to_index
+        rejected = np.zeros(count, np.int32)
+        for req_id, drafts, request in assumed:
+            if (source := previous.get(req_id)) is None:
+                continue
+            number = drafts + 1 - sampled[source]
+            request.num_computed_tokens -= number
+            if (row := rows.get(req_id)) is not None:
+                rejected[row] = number
+        batch.num_computed_tokens_cpu[:count] -= rejected
+        config = runner.speculative_config
+        if config is not None and config.use_ngram_gpu() and (rejected > 0).any():
+            rejected = rejected.clip(min=0)
+            batch.num_tokens_no_spec[:count] -= rejected
+            runner.num_tokens_no_spec_gpu[:count] -= uploads.upload(
+                rejected, torch.int32, runner.device, runner.pin_memory
+            )
 
     def find_previous(self, previous: np.ndarray) -> bool:
         """Write each request's previous row, or -1, to ``previous`` [rows]; True if done."""
