@@ -1,0 +1,178 @@
+"""Feature ``mamba-launches``: launch kernels of Mamba layers without repeating Triton's own work.
+
+For each launch Triton binds and specializes some 40 arguments, computes heuristics, looks up the
+autotuner's choice, and assembles the key of the compiled kernel. A step with a prompt of a hybrid
+model launches eight kernels in each Mamba 2 layer, so that the host takes longer than the device.
+But the arguments are those of the step's first layer, apart from the addresses of tensors. Here a
+launch whose other arguments equal those of an earlier launch goes directly to the kernel that
+Triton has chosen for that one. Every other launch is Triton's own.
+(https://github.com/vllm-project/vllm/pull/34838)
+"""
+
+# mirrors: vllm.model_executor.layers.mamba.ops.causal_conv1d:causal_conv1d_update
+# mirrors: vllm.model_executor.layers.mamba.ops.mamba_ssm:selective_state_update
+# mirrors: vllm.model_executor.layers.mamba.ops.ssd_bmm:_bmm_chunk_fwd
+# mirrors: vllm.model_executor.layers.mamba.ops.ssd_chunk_scan:_chunk_scan_fwd
+# mirrors: vllm.model_executor.layers.mamba.ops.ssd_chunk_state:_chunk_cumsum_fwd
+# mirrors: vllm.model_executor.layers.mamba.ops.ssd_chunk_state:_chunk_state_fwd
+# mirrors: vllm.model_executor.layers.mamba.ops.ssd_state_passing:_state_passing_fwd
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from vllm.v1.readiness import registry
+from vllm.v1.readiness.engine import switch
+
+#: Version of Triton whose launches are known, that of vLLM 0.22.0's PyTorch.
+_TRITON = "3.6."
+#: Most launches that are remembered of a kernel. Nearly each step with a prompt has new ones.
+_MOST = 64
+#: Kernel, by its id, to its launcher, or to itself if Triton is to launch it.
+_launchers: dict[int, Any] = {}
+
+
+def of(kernel: Any) -> Any:
+    """Return what launches a kernel of Triton, by ``[grid](*arguments)``.
+
+    ``grid`` is a function whose result depends on its closure and on the arguments.
+    """
+    if registry.MAMBA_LAUNCHES not in switch.enabled():
+        return kernel
+    launcher = _launchers.get(id(kernel))
+    if launcher is None:
+        launcher = _launchers[id(kernel)] = Launcher(kernel) if _is_known(kernel) else kernel
+    return launcher
+
+
+class Launch(NamedTuple):
+    """A launch that Triton has made.
+
+    Attributes:
+        run: launches compiled kernels of this signature.
+        grid: numbers of programs, three.
+        kernel: Triton's compiled kernel.
+        values: one for each parameter, in order.
+        places: indices in ``values`` of the tensors.
+    """
+
+    run: Callable[..., None]
+    grid: tuple[int, int, int]
+    kernel: Any
+    values: list[Any]
+    places: list[int]
+
+
+class Launcher:
+    """Launches of one kernel.
+
+    Args:
+        kernel: of Triton, autotuned, with heuristics, or plain.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        from triton import knobs
+        from triton.runtime import driver
+
+        self._kernel, self._driver, self._knobs = kernel, driver, knobs.runtime
+        self._function = kernel
+        while hasattr(self._function, "fn") and hasattr(self._function.fn, "run"):
+            self._function = self._function.fn
+        #: Arguments that have been tensors, by index.
+        self._tensors: tuple[int, ...] = ()
+        self._launches: dict[tuple[Any, ...], Launch] = {}
+
+    def __getitem__(self, grid: Callable[..., Any]) -> Callable[..., None]:
+        """Return a function that launches the kernel with its arguments."""
+        return partial(self._launch, grid)
+
+    def _launch(self, grid: Callable[..., Any], *args: Any, **named: Any) -> None:
+        values = [*args, *named.values()]
+        tensors = []
+        for index in self._tensors:
+            tensor = values[index]
+            if isinstance(tensor, torch.Tensor):
+                tensors.append(tensor)
+                # Triton compiles a kernel for aligned addresses, and one for others.
+                aligned = not tensor.data_ptr() % 16
+                values[index] = tensor.dtype if aligned else (tensor.dtype,)
+        active = self._driver.active
+        device = active.get_current_device()
+        closure = [cell.cell_contents for cell in grid.__closure__ or ()]
+        key = (device, grid.__code__, *closure, *values)
+        launch = self._launches.get(key)
+        if launch is None or self._is_watched():
+            self._learn(key, grid, args, named)
+            return
+        values = launch.values.copy()
+        for index, tensor in zip(launch.places, tensors, strict=True):
+            values[index] = tensor
+        kernel = launch.kernel
+        launch.run(
+            *launch.grid,
+            active.get_current_stream(device),
+            kernel.function,
+            kernel.packed_metadata,
+            *(None, None, None),  # metadata for hooks, and the hooks
+            *values,
+        )
+
+    def _is_watched(self) -> bool:
+        """Return whether other code is to be called around each launch, such as a profiler."""
+        enter, leave = self._knobs.launch_enter_hook, self._knobs.launch_exit_hook
+        return bool(
+            getattr(enter, "calls", enter)
+            or getattr(leave, "calls", leave)
+            or self._function.pre_run_hooks
+        )
+
+    def _learn(
+        self,
+        key: tuple[Any, ...],
+        grid: Callable[..., Any],
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> None:
+        """Let Triton launch the kernel, and remember the launch."""
+        bound: dict[str, Any] = {}
+        size: tuple[int, ...] = ()
+
+        def noted(parameters: dict[str, Any]) -> tuple[int, ...]:
+            nonlocal size
+            bound.clear()
+            bound.update(parameters)
+            size = tuple(grid(parameters))
+            return size
+
+        kernel = self._kernel[noted](*args, **named)
+        given = [*args, *named.values()]
+        tensors = {i for i, value in enumerate(given) if isinstance(value, torch.Tensor)}
+        if not tensors.issubset(self._tensors):
+            self._tensors = tuple(sorted(tensors.union(self._tensors)))
+            return  # the key has a tensor in it
+        if not bound or not hasattr(kernel, "packed_metadata"):
+            return
+        parameters = [*bound]
+        names = [*parameters[: len(args)], *named]
+        if len(self._launches) >= _MOST:
+            self._launches.clear()
+        values = [None if isinstance(value, torch.Tensor) else value for value in bound.values()]
+        places = [parameters.index(names[index]) for index in sorted(tensors)]
+        first, second, third = (*size, 1, 1)[:3]
+        self._launches[key] = Launch(kernel.run, (first, second, third), kernel, values, places)
+
+
+def _is_known(kernel: Any) -> bool:
+    """Return whether a kernel's launches depend only on what :class:`Launcher` compares."""
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return False
+    import triton
+    from triton.runtime.autotuner import Autotuner, Heuristics
+    from triton.runtime.jit import JITFunction
+
+    while type(kernel) in (Autotuner, Heuristics):
+        if any(config.pre_hook for config in getattr(kernel, "configs", ())):
+            return False
+        kernel = kernel.fn
+    return type(kernel) is JITFunction and triton.__version__.startswith(_TRITON)
