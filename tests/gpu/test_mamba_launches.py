@@ -168,4 +168,10 @@ def test_a_step_is_tritons_in_its_first_layer(
     tritons.clear()
     for _ in range(LAYERS):
         prompts(ops, (34, 8), True, 0)
-    assert len(tritons) == 5
+    # The kernel between chunks does not know the number of tokens.
+    assert sorted(tritons) == [
+        "_bmm_chunk_fwd_kernel",
+        "_chunk_cumsum_fwd_kernel",
+        "_chunk_scan_fwd_kernel",
+        "_chunk_state_fwd_kernel",
+    ]
