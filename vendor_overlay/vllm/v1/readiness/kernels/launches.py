@@ -2,10 +2,11 @@
 
 For each launch Triton binds and specializes some 40 arguments, computes heuristics, looks up the
 autotuner's choice, and assembles the key of the compiled kernel. A step with a prompt of a hybrid
-model launches eight kernels in each Mamba 2 layer, so that the host takes longer than the device.
-But the arguments are those of the step's first layer, apart from the addresses of tensors. Here a
-launch whose other arguments equal those of an earlier launch goes directly to the kernel that
-Triton has chosen for that one. Every other launch is Triton's own.
+model launches six kernels in each Mamba 2 layer, and eight if it has decodes, so that the host
+takes longer than the device. But the arguments are those of the step's first layer, apart from the
+addresses of tensors. Here a launch whose other arguments equal those of an earlier launch goes
+directly to the kernel that Triton has chosen for that one. Every other launch is Triton's own.
+Triton's options, such as ``knobs.runtime.debug``, are those of the time when a launch was new.
 (https://github.com/vllm-project/vllm/pull/34838)
 """
 
@@ -36,7 +37,9 @@ _launchers: dict[int, Any] = {}
 def of(kernel: Any) -> Any:
     """Return what launches a kernel of Triton, by ``[grid](*arguments)``.
 
-    ``grid`` is a function whose result depends on its closure and on the arguments.
+    A kernel has one call of this, with the same names of arguments each time. ``grid`` is a
+    function whose result depends on its closure and on the arguments. Numbers in both are ints:
+    floats of the same value can differ in their sign.
     """
     if registry.MAMBA_LAUNCHES not in switch.enabled():
         return kernel
@@ -88,9 +91,12 @@ class Launcher:
         return partial(self._launch, grid)
 
     def _launch(self, grid: Callable[..., Any], *args: Any, **named: Any) -> None:
+        if self._is_watched():
+            self._kernel[grid](*args, **named)
+            return
         values = [*args, *named.values()]
-        tensors = []
-        for index in self._tensors:
+        tensors, known = [], self._tensors
+        for index in known:
             tensor = values[index]
             if isinstance(tensor, torch.Tensor):
                 tensors.append(tensor)
@@ -102,8 +108,8 @@ class Launcher:
         closure = [cell.cell_contents for cell in grid.__closure__ or ()]
         key = (device, grid.__code__, *closure, *values)
         launch = self._launches.get(key)
-        if launch is None or self._is_watched():
-            self._learn(key, grid, args, named)
+        if launch is None:
+            self._learn(key, known, grid, args, named)
             return
         values = launch.values.copy()
         for index, tensor in zip(launch.places, tensors, strict=True):
@@ -130,11 +136,15 @@ class Launcher:
     def _learn(
         self,
         key: tuple[Any, ...],
+        known: tuple[int, ...],
         grid: Callable[..., Any],
         args: tuple[Any, ...],
         named: dict[str, Any],
     ) -> None:
-        """Let Triton launch the kernel, and remember the launch."""
+        """Let Triton launch the kernel, and remember the launch.
+
+        ``known`` are the arguments that ``key`` compares as tensors.
+        """
         bound: dict[str, Any] = {}
         size: tuple[int, ...] = ()
 
@@ -148,8 +158,8 @@ class Launcher:
         kernel = self._kernel[noted](*args, **named)
         given = [*args, *named.values()]
         tensors = {i for i, value in enumerate(given) if isinstance(value, torch.Tensor)}
-        if not tensors.issubset(self._tensors):
-            self._tensors = tuple(sorted(tensors.union(self._tensors)))
+        if not tensors.issubset(known):
+            self._tensors = tuple(sorted(tensors.union(known)))
             return  # the key has a tensor in it
         if not bound or not hasattr(kernel, "packed_metadata"):
             return
