@@ -91,8 +91,6 @@ def setup_of(name: str, **options: Any) -> Setup:
     """Return options under which upstream calls a function for each request."""
     if name == "_mamba_block_aligned_split":
         options["groups"] = "hybrid, aligned"
-    if name == "make_spec_decoding_stats":
-        options["drafts"] = 2
     if name == "_get_num_evictable_blocks":
         options["caching"] = False
     asynchronous = options.pop("asynchronous", True)
@@ -180,10 +178,7 @@ def test_a_replaced_function_is_called_until_it_is_restored(
             lockstep.step()
         assert calls.alike
     words = {word for word, skipped in SKIPPED.items() if name in getattr(skipped, owner)}
-    others = {}
-    if name == "make_spec_decoding_stats" and not asynchronous:
-        others = {("schedule", gauges.OTHER_INPUT): 1}  # drafts under synchronous scheduling
-    assert fallbacks == {(word, gauges.REPLACED): 1 for word in words} | others
+    assert fallbacks == {(word, gauges.REPLACED): 1 for word in words}
     assert len(messages) == len(words)
     assert all(f"{name} (by " in line and __file__ in line for line in messages)
     before, served = calls.counts.copy(), Calls()
@@ -191,7 +186,7 @@ def test_a_replaced_function_is_called_until_it_is_restored(
     lockstep.finish()
     assert calls.counts == before
     assert served.counts
-    assert sum(fallbacks.values()) == len(words | others.keys())
+    assert sum(fallbacks.values()) == len(words)
 
 
 def act(lockstep: Lockstep, change: Callable[[], None], between: bool) -> None:

@@ -7,7 +7,7 @@ request has bounds (:mod:`bounds`). Requests below their bounds are scheduled to
 needs a block gets it in upstream's order, from upstream's KV cache manager, or where that would do
 no more, from its only group's. Upstream's loop schedules all other running requests, and upstream's
 code handles arrivals, preemptions and resumptions. No list or dict is shared between the outputs of
-two steps.
+two steps, but upstream's list of draft placeholders.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
@@ -172,12 +172,14 @@ class Running:
 
     def _due_with_drafts(self) -> list[int]:
         last, drafts = len(self.drafts), self.drafts
+        rows = zip(self.rows, self.computed, self.bases, strict=True)
         return [
             row
-            for row, (request, computed) in enumerate(zip(self.rows, self.computed, strict=True))
+            for row, (request, computed, base) in enumerate(rows)
             if computed + last >= (limits := records.of(request).bounds).until
             or len(request._all_token_ids) >= limits.cached
             or request.spec_token_ids is not drafts
+            or _outputs(request) + base != computed
         ]
 
     def advance(self, index: int, budget: int) -> tuple[int, int]:
@@ -344,8 +346,8 @@ def _outputs(request: "Request") -> int:
 def _counts_are_equal(scheduler: "Scheduler") -> bool:
     """Return whether all requests of a scheduler that continue have as many tokens in a step.
 
-    With drafts, that is under async scheduling only. Windows and recurrent states with drafts are
-    left to upstream.
+    With drafts, that is under async scheduling only. Several KV cache groups, windows and recurrent
+    states are left to upstream then.
     """
     drafts = getattr(scheduler, "num_spec_tokens", None)
     if drafts is None or not drafts:

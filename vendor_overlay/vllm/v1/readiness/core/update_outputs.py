@@ -9,7 +9,6 @@ order.
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.update_from_output
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler._update_request_with_output
-# mirrors: vllm.v1.core.sched.scheduler:Scheduler.make_spec_decoding_stats
 # mirrors: vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_request_with_output
 # mirrors: vllm.v1.request:Request.append_output_token_ids
 
@@ -22,17 +21,17 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.core import bounds, records
 from vllm.v1.request import RequestStatus
-from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
+    from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 _SKIPPED = bounds.Skipped(
     functions=("check_stop", "EngineCoreOutput"),
-    scheduler=("_update_request_with_output", "make_spec_decoding_stats"),
+    scheduler=("_update_request_with_output",),
     manager=("cache_blocks",),
     coordinator=("cache_blocks",),
     group=("cache_blocks",),
@@ -94,12 +93,11 @@ class UpdateOutputs:
         requests, manager = scheduler.requests, scheduler.kv_cache_manager
         asynchronous, hash_size, never = cache.asynchronous, cache.hash_size, bounds.NEVER
         sampled, rows, logprobs = result.sampled_token_ids, result.req_id_to_index, result.logprobs
-        drafts = step.scheduled_spec_decode_tokens
+        drafts, invalid = step.scheduled_spec_decode_tokens, step.num_invalid_spec_tokens
         #: Ids of requests with results that only upstream processes.
         special = {
             *result.prompt_logprobs_dict,
             *(result.num_nans_in_logits or ()),
-            *(step.num_invalid_spec_tokens or ()),
         }
         running = RequestStatus.RUNNING
         limits: bounds.Bounds
@@ -129,7 +127,7 @@ class UpdateOutputs:
                 records.of(request).bounds = made
                 continue
             if drafts and (scheduled := drafts.get(name)):
-                self._reject(request, len(scheduled), len(tokens) - 1)
+                self._reject(request, len(scheduled), len(tokens) - 1, invalid)
             known.extend(tokens)
             request._output_token_ids.extend(tokens)
             while length >= limits.hashed:
@@ -153,17 +151,22 @@ class UpdateOutputs:
                     new_logprobs = logprobs.slice_request(rows[name], len(tokens))
                 append(EngineCoreOutput(name, tokens, new_logprobs, **limits.constant))
 
-    def _reject(self, request: "Request", drafted: int, accepted: int) -> None:
-        """Subtract the rejected drafts of a request from its counts."""
+    def _reject(
+        self, request: "Request", drafted: int, accepted: int, invalid: dict[str, int] | None
+    ) -> None:
+        """Subtract the rejected drafts of a request from its counts, and count its drafts."""
         request.num_computed_tokens -= drafted - accepted
         if request.num_output_placeholders > 0:
             request.num_output_placeholders -= drafted - accepted
-        if self._scheduler.log_stats:
-            if self._stats is None:
-                self._stats = SpecDecodingStats.new(self._scheduler.num_spec_tokens)
-            self._stats.observe_draft(drafted, accepted)
+        self._stats = self._scheduler.make_spec_decoding_stats(
+            self._stats,
+            num_draft_tokens=drafted,
+            num_accepted_tokens=accepted,
+            num_invalid_spec_tokens=invalid,
+            request_id=request.request_id,
+        )
 
-    def draft_stats(self, others: SpecDecodingStats | None) -> SpecDecodingStats | None:
+    def draft_stats(self, others: "SpecDecodingStats | None") -> "SpecDecodingStats | None":
         """Return the statistics of a step's drafts; ``others``: those of upstream's loop."""
         stats, self._stats = self._stats, None
         if stats is None or others is None:

@@ -49,7 +49,7 @@ def remove_skipped_blocks(
 
 def _has_windows(coordinator: KVCacheCoordinator) -> bool:
     """Return whether the fix is on and serves a coordinator: one with windows, of vLLM's code."""
-    for manager in coordinator.single_type_managers:
+    for manager in getattr(coordinator, "single_type_managers", ()):
         if isinstance(manager, _WINDOWS):
             break
     else:
