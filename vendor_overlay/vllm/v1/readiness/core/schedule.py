@@ -159,6 +159,7 @@ class Running:
         return self
 
     def _due(self) -> list[int]:
+        """Return :attr:`due` for rows of one token."""
         computed, rows = self.computed, self.rows
         due = [*compress(range(len(rows)), map(ge, computed, self.nears))]
         if self.cache.asynchronous:
@@ -171,6 +172,7 @@ class Running:
         return due
 
     def _due_with_drafts(self) -> list[int]:
+        """Return :attr:`due` for rows with drafts, whose cached blocks lag by more than a token."""
         last, drafts = len(self.drafts), self.drafts
         rows = zip(self.rows, self.computed, self.bases, strict=True)
         return [
@@ -205,7 +207,7 @@ class Running:
             new[self.names[row]] = blocks
             self.with_blocks.append(row)
         budget -= (stop - index) * self.width
-        if stop < count and budget:
+        if stop < count and budget:  # upstream's loop schedules this row, perhaps in part
             self.left.append(stop)
             self.outputs[stop] = _outputs(self.rows[stop])
         if stop == index:

@@ -49,10 +49,8 @@ def remove_skipped_blocks(
 
 def _has_windows(coordinator: KVCacheCoordinator) -> bool:
     """Return whether the fix is on and serves a coordinator: one with windows, of vLLM's code."""
-    for manager in getattr(coordinator, "single_type_managers", ()):
-        if isinstance(manager, _WINDOWS):
-            break
-    else:
+    managers = getattr(coordinator, "single_type_managers", ())
+    if not any(isinstance(manager, _WINDOWS) for manager in managers):
         return False
     method = getattr(coordinator.remove_skipped_blocks, "__func__", None)
     vllms = method is KVCacheCoordinator.remove_skipped_blocks

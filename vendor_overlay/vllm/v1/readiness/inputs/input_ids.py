@@ -4,9 +4,8 @@ Under async scheduling the newest tokens and drafts are on the device. 0.22.0 co
 of their copies in a Python loop over rows, and uploads two lists for tokens and two for drafts.
 With drafts, another loop counts drafts, five metadata arrays are uploaded one by one, from pageable
 memory, and with ``ngram_gpu`` each row with a rejected draft has its length corrected by several
-calls of torch. Here numpy operations process all rows, and one upload from newly
-allocated pinned memory carries all values. Results and uploaded values equal upstream's, bit for
-bit.
+calls of torch. Here numpy operations process all rows, and one upload from newly allocated pinned
+memory carries all values. Results and uploaded values equal upstream's, bit for bit.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states
