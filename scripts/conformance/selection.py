@@ -16,6 +16,7 @@ from overlay.errors import Exit, OverlayError
 #: Run wherever an installation runs.
 EVERYWHERE = (
     "tests/entrypoints/speech_to_text/transcription/test_transcription_inter_chunk_spacing.py",
+    "tests/kernels/mamba/test_mamba_ssm_configs.py",
     "tests/model_executor/test_routed_experts_capture.py",
     "tests/multimodal/test_cache.py",
     "tests/multimodal/test_hasher.py",
@@ -57,6 +58,8 @@ EVERYWHERE = (
 )
 #: Fail or skip without a GPU, but for a test or two: Triton has no kernels there.
 ON_A_GPU = (
+    "tests/kernels/mamba/test_causal_conv1d.py",
+    "tests/kernels/mamba/test_mamba_ssm.py",
     "tests/kernels/mamba/test_mamba_ssm_ssd.py",
     "tests/v1/kv_connector/unit/offloading_connector/test_worker.py",
     "tests/v1/sample/test_rejection_sampler.py",
