@@ -42,6 +42,8 @@ def main():
     print(json.dumps([*sys.argv[1:], os.getuid(), __version__]), flush=True)
     time.sleep(1)  # buildah copies output from pipes, and may lose the last of it
 """
+#: Runs a command, and waits before it ends, for the same reason.
+WAITING = ("/bin/sh", "-c", '"$@"; code=$?; sleep 1; exit $code', "sh")
 MOUNTED = [f for f in ("/usr", "/lib", "/lib64", "/bin", sys.base_prefix) if os.path.isdir(f)]
 
 
@@ -132,6 +134,6 @@ def test_an_image_is_built_and_serves_what_is_verified(
         done = images.run("ours", *command, user=f"{uid}:0")
         assert (done.returncode, done.stderr) == (Exit.DONE, "")
         assert json.loads(done.stdout) == ["serve", "MODEL", uid, OVERLAY.pin.overlay]
-    refused = images.run("stock", *command, user="2000:0")
+    refused = images.run("stock", *WAITING, *command, user="2000:0")
     assert (refused.returncode, refused.stdout) == (Exit.PRISTINE, "")
     assert refused.stderr.startswith("overlay exec: ")
