@@ -58,7 +58,7 @@ def kernel() -> Kernel:
 
 @pytest.fixture
 def launcher(kernel: Kernel) -> Launcher:
-    made = Launcher(kernel)
+    made = Launcher(kernel, kernel)
     made._driver = SimpleNamespace(
         active=SimpleNamespace(
             get_current_device=lambda: 0,
@@ -170,7 +170,7 @@ def test_triton_launches_without_a_gpu_or_with_the_feature_off(
 ) -> None:
     assert launches.of(kernel) is kernel
     other = Kernel()
-    monkeypatch.setattr(launches, "_is_known", lambda _: True)
+    monkeypatch.setattr(launches, "_function", lambda kernel: kernel)
     monkeypatch.setenv("VLLM_READINESS", "-mamba-launches")
     assert launches.of(other) is other
     monkeypatch.setenv("VLLM_READINESS", "on")

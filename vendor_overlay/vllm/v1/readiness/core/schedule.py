@@ -352,7 +352,7 @@ def _counts_are_equal(scheduler: "Scheduler") -> bool:
     states are left to upstream then.
     """
     drafts = getattr(scheduler, "num_spec_tokens", None)
-    if drafts is None or not drafts:
+    if not drafts:
         return drafts is not None
     longest: int = scheduler.scheduler_config.long_prefill_token_threshold
     return (

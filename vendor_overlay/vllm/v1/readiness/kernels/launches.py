@@ -45,7 +45,9 @@ def of(kernel: Any) -> Any:
         return kernel
     launcher = _launchers.get(id(kernel))
     if launcher is None:
-        launcher = _launchers[id(kernel)] = Launcher(kernel) if _is_known(kernel) else kernel
+        function = _function(kernel)
+        launcher = kernel if function is None else Launcher(kernel, function)
+        _launchers[id(kernel)] = launcher
     return launcher
 
 
@@ -72,16 +74,15 @@ class Launcher:
 
     Args:
         kernel: of Triton, autotuned, with heuristics, or plain.
+        function: Triton's function in it.
     """
 
-    def __init__(self, kernel: Any) -> None:
+    def __init__(self, kernel: Any, function: Any) -> None:
         from triton import knobs
         from triton.runtime import driver
 
-        self._kernel, self._driver, self._knobs = kernel, driver, knobs.runtime
-        self._function = kernel
-        while hasattr(self._function, "fn") and hasattr(self._function.fn, "run"):
-            self._function = self._function.fn
+        self._kernel, self._function = kernel, function
+        self._driver, self._knobs = driver, knobs.runtime
         #: Arguments that have been tensors, by index.
         self._tensors: tuple[int, ...] = ()
         self._launches: dict[tuple[Any, ...], Launch] = {}
@@ -149,10 +150,8 @@ class Launcher:
         size: tuple[int, ...] = ()
 
         def noted(parameters: dict[str, Any]) -> tuple[int, ...]:
-            nonlocal size
-            bound.clear()
-            bound.update(parameters)
-            size = tuple(grid(parameters))
+            nonlocal bound, size
+            bound, size = parameters.copy(), tuple(grid(parameters))
             return size
 
         kernel = self._kernel[noted](*args, **named)
@@ -173,16 +172,17 @@ class Launcher:
         self._launches[key] = Launch(kernel.run, (first, second, third), kernel, values, places)
 
 
-def _is_known(kernel: Any) -> bool:
-    """Return whether a kernel's launches depend only on what :class:`Launcher` compares."""
+def _function(kernel: Any) -> Any:
+    """Return Triton's function in a kernel; None if :class:`Launcher` does not compare enough."""
     if torch.version.hip is not None or not torch.cuda.is_available():
-        return False
+        return None
     import triton
     from triton.runtime.autotuner import Autotuner, Heuristics
     from triton.runtime.jit import JITFunction
 
     while type(kernel) in (Autotuner, Heuristics):
         if any(config.pre_hook for config in getattr(kernel, "configs", ())):
-            return False
+            return None
         kernel = kernel.fn
-    return type(kernel) is JITFunction and triton.__version__.startswith(_TRITON)
+    known = type(kernel) is JITFunction and triton.__version__.startswith(_TRITON)
+    return kernel if known else None
