@@ -29,6 +29,12 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+#: Changes for an EAGLE head, a layer of the model's own sizes.
+EAGLE: Mapping[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+}
 
 
 def write(directory: Path, **changes: object) -> Path:

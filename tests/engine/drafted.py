@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from demo.model import write
+from demo.model import EAGLE, write
 from support import asynchronous
 from support.checkpoint import VOCABULARY
 from support.engine_loop import Arrival, build_engine, run_requests
 from support.engine_stats import EngineStats
 
 FIELDS = {"vocab_size": VOCABULARY, "torch_dtype": "float32"}
-HEAD = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1}
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"logprobs": 2},
@@ -72,7 +71,7 @@ def count_served() -> Counter[str]:
 def main(model: Path, out: Path) -> None:
     """Run the requests on an engine of this process."""
     asynchronous.register()
-    head = write(model.with_name("head"), **FIELDS, **HEAD)
+    head = write(model.with_name("head"), **FIELDS, **EAGLE)
     engine = build_engine(
         write(model.with_name("drafted"), **FIELDS),
         load_format="dummy",

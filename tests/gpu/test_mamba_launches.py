@@ -16,8 +16,6 @@ HEADS, DIM, STATE, CHUNK = 4, 64, 64, 64
 #: Lengths of prompts in each step; layers of a step have the same.
 STEPS = [(5,), (70, 3), (5,), (129, 1, 64), (7, 9)]
 LAYERS = 4
-
-
 #: Module to its functions that launch kernels, called by upstream's ssd_combined.
 PARTS = {
     "ssd_bmm": ["_bmm_chunk_fwd"],
@@ -146,8 +144,7 @@ def test_the_bits_are_tritons(
     expected = steps(ops, offset)  # with the autotuner's trials
     tritons.clear()
     again = steps(ops, offset)
-    own = len(tritons)
-    assert own == 7 * len(STEPS) * LAYERS
+    assert len(tritons) == 7 * len(STEPS) * LAYERS
     monkeypatch.setenv("VLLM_READINESS", "on")
     steps(ops, offset)
     tritons.clear()

@@ -32,8 +32,6 @@ DRAFTS: Mapping[str, Mapping[str, Any] | None] = {
     "ngram_gpu": {"method": "ngram_gpu", "prompt_lookup_max": 3, **_AHEAD},
     "eagle": {"method": "eagle", **_AHEAD},
 }
-#: Fields of an EAGLE head, a layer of the model's own sizes.
-_HEAD = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1}
 
 #: The tokenizer takes each word as a token.
 _TEMPLATE = "{% for each in messages %}{{ each['content'] }} {% endfor %}"
@@ -47,7 +45,7 @@ def write(directory: Path, name: str) -> None:
     engine = ENGINES[name]
     fields = {"max_position_embeddings": engine.length, **engine.model}
     model.write(directory, **fields)
-    model.write(directory / "eagle", **{**fields, **_HEAD})
+    model.write(directory / "eagle", **{**fields, **model.EAGLE})
     for folder in (directory / "tokenizer", directory):
         model.write_tokenizer(folder, engine.vocabulary, chat_template=_TEMPLATE)
 
