@@ -1,6 +1,8 @@
 """The kernels of Mamba 2 layers, launched with and without Triton's own work: the same bits."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +40,7 @@ def ops() -> Iterator[Any]:
             prompts=combined.mamba_chunk_scan_combined_varlen,
             update=modules.overlaid(f"{OPS}mamba_ssm.py").selective_state_update,
             convolve=modules.overlaid(f"{OPS}causal_conv1d.py").causal_conv1d_update,
+            convolve_prompts=modules.overlaid(f"{OPS}causal_conv1d.py").causal_conv1d_fn,
         )
 
 
@@ -172,3 +175,161 @@ def test_a_step_is_tritons_in_its_first_layer(
         "_chunk_scan_fwd_kernel",
         "_chunk_state_fwd_kernel",
     ]
+
+
+@pytest.fixture(scope="module")
+def mixer(ops: Any) -> Iterator[Any]:
+    """Upstream's layer, with the kernels' launches as we patch them."""
+    module = modules.overlaid("vllm/model_executor/layers/mamba/mamba_mixer2.py")
+    module.causal_conv1d_fn, module.causal_conv1d_update = ops.convolve_prompts, ops.convolve
+    module.mamba_chunk_scan_combined_varlen = ops.prompts
+    module.selective_state_update = ops.update
+    upstreams = modules.pristine("vllm/model_executor/layers/mamba/mamba_mixer2.py").MambaMixer2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(upstreams, "conv_ssm_forward", Layer.conv_ssm_forward)
+        yield module
+
+
+class Layer(SimpleNamespace):
+    """The fields of a MambaMixer2, whose forward is ``forward``."""
+
+    def conv_ssm_forward(self, **tensors: torch.Tensor) -> None:
+        """Compute the layer, and note its name."""
+        self.computed.append(self.prefix)
+        self.forward(self, **tensors)
+
+
+def layers(mixer: Any, computed: list[str]) -> dict[str, Any]:
+    """Draw layers by name. ``computed`` gets the name of each that upstream computes."""
+    made = {}
+    for place in range(LAYERS):
+        name = f"layers.{place}.mixer"
+        channels, states = HEADS * DIM + 2 * STATE, drawn(16, HEADS, DIM, STATE)
+        made[name] = Layer(
+            computed=computed,
+            forward=mixer.MambaMixer2.conv_ssm_forward,
+            prefix=name,
+            cache_config=SimpleNamespace(mamba_block_size=CHUNK, mamba_cache_mode="none"),
+            kv_cache=(drawn(16, 3, channels), states),
+            conv_weights=drawn(channels, 4),
+            conv1d=SimpleNamespace(bias=drawn(channels)),
+            A=-torch.rand(HEADS, device="cuda"),
+            D=drawn(HEADS),
+            dt_bias=drawn(HEADS),
+            activation="silu",
+            num_spec=0,
+            tped_intermediate_size=HEADS * DIM,
+            tped_conv_size=channels,
+            tped_dt_size=HEADS,
+            num_heads=HEADS,
+            head_dim=DIM,
+            n_groups=1,
+            ssm_state_size=STATE,
+            tp_size=1,
+            is_blackwell=False,
+            split_hidden_states_B_C_fn=partial(
+                torch.split, split_size_or_sections=[HEADS * DIM, STATE, STATE], dim=-1
+            ),
+        )
+    return made
+
+
+def drawn_blocks(decodes: int, prompts: int) -> dict[str, torch.Tensor]:
+    """Draw the fields of a step's metadata that say which blocks have the requests' states."""
+    blocks = torch.randperm(15).to("cuda", torch.int32) + 1
+    return {
+        "state_indices_tensor_p": blocks[decodes : decodes + prompts],
+        "state_indices_tensor_d": blocks[:decodes, None],
+    }
+
+
+def metadata(mixer: Any, lengths: tuple[int, ...], decodes: int, continued: bool) -> Any:
+    """Make the metadata of a step: decodes, and prompts of these lengths behind them."""
+    from vllm.v1.attention.backends.utils import compute_causal_conv1d_metadata
+
+    begins, ends, last, rows = [0], [0], [], []
+    for row, length in enumerate(lengths):
+        begin = begins[-1]
+        stops = [*range(begin + CHUNK, begin + length, CHUNK), begin + length]
+        ends += stops
+        rows += [row] * len(stops)
+        last.append(len(rows) - 1)
+        begins.append(begin + length)
+    starts = torch.tensor(begins, dtype=torch.int32)
+    nums, batch, offsets = compute_causal_conv1d_metadata(starts, device=torch.device("cuda"))
+
+    def on_device(values: Any) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+    return mixer.Mamba2AttentionMetadata(
+        num_prefills=len(lengths),
+        num_prefill_tokens=sum(lengths),
+        num_decodes=decodes,
+        num_decode_tokens=decodes,
+        num_reqs=len(lengths) + decodes,
+        has_initial_states_p=torch.full((len(lengths),), continued, device="cuda"),
+        query_start_loc_p=on_device(begins),
+        num_computed_tokens_p=None,
+        **drawn_blocks(decodes, len(lengths)),
+        query_start_loc_d=None,
+        num_accepted_tokens=None,
+        block_idx_last_scheduled_token=None,
+        block_idx_first_scheduled_token_p=None,
+        block_idx_last_computed_token=None,
+        block_idx_last_scheduled_token_prev_step=None,
+        seq_lens=on_device([1] * (len(lengths) + decodes)),
+        cu_chunk_seqlen_p=on_device(ends),
+        last_chunk_indices_p=on_device(last),
+        seq_idx_p=on_device(rows),
+        nums_dict=nums,
+        batch_ptr=batch,
+        token_chunk_offset_ptr=offsets,
+        prep_initial_states=continued,
+        chunk_size=CHUNK,
+    )
+
+
+def forwards(mixer: Any, computed: list[str]) -> list[torch.Tensor]:
+    """Compute steps of the layers; return the outputs and all states."""
+    torch.manual_seed(0)
+    made = layers(mixer, computed)
+    names = [*made]
+    results = []
+    for place, lengths in enumerate([*STEPS, (), (40,)]):
+        decodes = 0 if place == 2 else 3 + place
+        first = metadata(mixer, lengths, decodes, continued=place == 3)
+        # Half of the layers have blocks of their own.
+        others = replace(first, **drawn_blocks(decodes, len(lengths)))
+        by_layer = {name: others if index % 2 else first for index, name in enumerate(names)}
+        context = SimpleNamespace(attn_metadata=by_layer, no_compile_layers=made)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(mixer, "get_forward_context", lambda context=context: context)
+            for name in names:
+                tokens = decodes + sum(lengths) + 2  # and two of padding
+                projected = drawn(tokens, 2 * HEADS * DIM + 2 * STATE + HEADS)
+                output = torch.zeros(tokens, HEADS * DIM, dtype=torch.bfloat16, device="cuda")
+                mixer.mamba_mixer2(projected, output, name)
+                results.append(output)
+    torch.accelerator.synchronize()
+    return results + [states for layer in made.values() for states in layer.kv_cache]
+
+
+def test_layers_that_repeat_the_first_ones_launches_have_its_bits(
+    mixer: Any, tritons: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_READINESS", "-mamba-launches")
+    computed: list[str] = []
+    expected = forwards(mixer, computed)
+    steps = len(STEPS) + 2
+    assert len(computed) == steps * LAYERS
+    monkeypatch.setenv("VLLM_READINESS", "on")
+    forwards(mixer, [])
+    computed.clear()
+    tritons.clear()
+    ours = forwards(mixer, computed)
+    # Where prompts continue, each layer has initial states of its own.
+    assert len(computed) == steps - 1 + LAYERS
+    assert tritons == []
+    for one, other in zip(expected, ours, strict=True):
+        assert one.isfinite().all()
+        assert torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))

@@ -24,6 +24,8 @@ class Kernel:
         runs: stream, grid and values of each launch, whoever made it.
     """
 
+    __name__ = "kernel"
+
     def __init__(self) -> None:
         self.pre_run_hooks: list[Callable[..., None]] = []
         self.launched = 0

@@ -72,7 +72,7 @@ BLOCK_TABLES = _feature("block-tables")
 ROPE_POSITIONS = _feature("rope-positions")
 #: Learns on the host whether prompts of Mamba 2 continue from a state.
 MAMBA_METADATA = _feature("mamba-metadata")
-#: Launches the kernels of Mamba layers without repeating Triton's own work.
+#: Repeats a step's launches of Mamba layers without Triton's and torch's own work.
 MAMBA_LAUNCHES = _feature("mamba-launches", device="gpu")
 #: Fills input ids and drafts, and drops rejected ones, for the whole batch.
 INPUT_IDS = _feature("input-ids")

@@ -10,6 +10,6 @@ from typing import TYPE_CHECKING
 from vllm.v1.readiness.engine.doors import door
 
 if TYPE_CHECKING:  # for editors
-    from vllm.v1.readiness.kernels import launches
+    from vllm.v1.readiness.kernels import launches, mamba_layers
 
 __getattr__ = door(__name__)
