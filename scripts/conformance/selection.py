@@ -59,6 +59,7 @@ EVERYWHERE = (
 #: Fail or skip without a GPU, but for a test or two: Triton has no kernels there.
 ON_A_GPU = (
     "tests/kernels/mamba/test_causal_conv1d.py",
+    "tests/kernels/mamba/test_mamba_mixer2.py",
     "tests/kernels/mamba/test_mamba_ssm.py",
     "tests/kernels/mamba/test_mamba_ssm_ssd.py",
     "tests/v1/kv_connector/unit/offloading_connector/test_worker.py",
