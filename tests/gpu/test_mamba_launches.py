@@ -204,7 +204,9 @@ def layers(mixer: Any, computed: list[str]) -> dict[str, Any]:
     made = {}
     for place in range(LAYERS):
         name = f"layers.{place}.mixer"
-        channels, states = HEADS * DIM + 2 * STATE, drawn(16, HEADS, DIM, STATE)
+        channels = HEADS * DIM + 2 * STATE
+        # Of a float32 page that has more in it.
+        states = torch.randn(16, 2, HEADS, DIM, STATE, device="cuda")[:, 1]
         made[name] = Layer(
             computed=computed,
             forward=mixer.MambaMixer2.conv_ssm_forward,
@@ -236,10 +238,12 @@ def layers(mixer: Any, computed: list[str]) -> dict[str, Any]:
 
 def drawn_blocks(decodes: int, prompts: int) -> dict[str, torch.Tensor]:
     """Draw the fields of a step's metadata that say which blocks have the requests' states."""
-    blocks = torch.randperm(15).to("cuda", torch.int32) + 1
+    table = torch.randint(16, (15, 4), dtype=torch.int32)
+    table[:, 0] = torch.randperm(15) + 1
+    blocks = table.cuda()
     return {
-        "state_indices_tensor_p": blocks[decodes : decodes + prompts],
-        "state_indices_tensor_d": blocks[:decodes, None],
+        "state_indices_tensor_p": blocks[decodes : decodes + prompts, 0],
+        "state_indices_tensor_d": blocks[:decodes, :1],
     }
 
 

@@ -34,7 +34,8 @@ PARAMETERS = {
     ),
     "_selective_scan_update_kernel": (
         *("x_ptr", "dt_ptr", "dt_bias_ptr", "A_ptr", "B_ptr", "C_ptr", "D_ptr"),
-        *("state_batch_indices_ptr", "dst_state_batch_indices_ptr", "state_ptr", "out_ptr"),
+        *("state_batch_indices_ptr", "dst_state_batch_indices_ptr", "rand_seed_ptr"),
+        *("state_ptr", "out_ptr"),
     ),
 }
 STATES = ("initial_states_ptr", "conv_state_ptr", "state_ptr")
@@ -105,6 +106,8 @@ class Layer:
         self.activation, self.num_spec = "silu", 0
         #: What the kernels get for D.
         self.given_D = self.D
+        #: Of stochastic rounding.
+        self.seed: torch.Tensor | None = None
         self.metadata: Any = None
         #: Number of times that "upstream" computed the layer.
         self.computed = 0
@@ -136,7 +139,7 @@ class Layer:
             self.launch(
                 "_selective_scan_update",
                 *(x, other, self.dt_bias, self.A, x, other, self.given_D),
-                *(blocks, blocks, ssm, output[1]),
+                *(blocks, blocks, self.seed, ssm, output[1]),
             )
 
     def launch(self, kernel: str, *tensors: torch.Tensor | None) -> None:
@@ -164,7 +167,8 @@ def metadata(prompts: int, decodes: int) -> dict[str, Any]:
         "num_prefills": prompts,
         "num_decodes": decodes,
         "query_start_loc_p": numbers(SIZE),
-        "last_chunk_indices_p": indices,
+        "last_chunk_indices_p": indices.flip(0),
+        "seq_idx_p": indices,
         "prep_initial_states": False,
         "block_idx_last_scheduled_token": None,
     }
@@ -259,8 +263,23 @@ def _copied(layers: list[Layer]) -> None:
         layer.given_D = layer.D.clone()
 
 
-def _aside(layer: Layer) -> None:
-    layer.A = numbers(SIZE + 1)[1:]
+def _other(name: str, tensor: Callable[[], torch.Tensor]) -> Callable[[list[Layer]], None]:
+    return _third(lambda layer: setattr(layer, name, tensor()))
+
+
+def _seeded(layers: list[Layer]) -> None:
+    for layer in layers:
+        layer.seed = numbers(SIZE)
+
+
+def _wrapped(layer: Layer) -> None:
+    forward = layer.conv_ssm_forward
+
+    def with_more(projected_states: torch.Tensor, output: torch.Tensor) -> None:
+        forward(projected_states, output)
+        output += 1
+
+    vars(layer)["conv_ssm_forward"] = with_more
 
 
 @pytest.mark.parametrize(
@@ -271,17 +290,17 @@ def _aside(layer: Layer) -> None:
         (_third(lambda layer: setattr(layer, "__class__", Derived)), [3, 0, 3, 0]),
         (_copied, [3, 3, 3, 3]),
         (_third(_no_bias), [3, 0, 3, 0]),
-        (_third(_aside), [3, 0, 3, 0]),
+        (_third(_wrapped), [3, 0, 3, 0]),
+        (_seeded, [3, 3, 3, 3]),
+        (_other("A", lambda: numbers(SIZE + 1)[1:]), [3, 0, 3, 0]),
+        (_other("A", lambda: numbers(SIZE).view(torch.float32)), [3, 0, 3, 0]),
+        (_other("A", lambda: numbers(2 * SIZE)), [3, 0, 3, 0]),
+        (_other("A", lambda: numbers(2 * SIZE)[::2]), [3, 0, 3, 0]),
         (_third(lambda layer: setattr(layer, "activation", "swish")), [3, 0, 3, 0]),
     ],
     ids=[
-        "drafts",
-        "derived",
-        "one derived",
-        "a copy of a weight",
-        "no bias",
-        "alignment",
-        "activation",
+        *("drafts", "derived", "one derived", "a copy of a weight", "no bias", "wrapped", "seeds"),
+        *("alignment", "dtype", "shape", "stride", "activation"),
     ],
 )
 def test_a_layer_unlike_the_first_is_upstreams(

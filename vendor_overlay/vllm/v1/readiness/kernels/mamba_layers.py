@@ -109,26 +109,52 @@ class Inputs(NamedTuple):
         return [
             None
             if tensor is None
-            else (tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() % 16)
+            else (
+                tensor.device,
+                tensor.dtype,
+                tensor.shape,
+                tensor.stride(),
+                tensor.data_ptr() % 16,
+            )
             for tensor in self
         ]
 
 
-#: Kernel to its parameters that are :class:`Inputs`, in the order of the launches; its others are
-#: buffers and metadata. A step without prompts has the last two, one without decodes the others.
-_KERNELS: Mapping[str, Mapping[str, str]] = {
+#: Kernel to its parameters that are tensors, in the order of the launches, to the name of an input;
+#: to None for a buffer or the step's metadata. With any other tensor a step is not repeated.
+#: A step without prompts has the last two, one without decodes the others.
+_KERNELS: Mapping[str, Mapping[str, str | None]] = {
     "_causal_conv1d_fwd_kernel": {
         "x_ptr": "projected",
         "w_ptr": "conv_weights",
         "bias_ptr": "conv_bias",
         "initial_states_ptr": "conv_states",
         "cache_indices_ptr": "prompts",
+        "has_initial_states_ptr": None,
+        "query_start_loc_ptr": None,
+        "batch_ptr": None,
+        "token_chunk_offset_ptr": None,
+        "o_ptr": None,
     },
-    "_chunk_cumsum_fwd_kernel": {"dt_ptr": "projected", "A_ptr": "A", "dt_bias_ptr": "dt_bias"},
-    "_chunk_state_fwd_kernel": {},
-    "_state_passing_fwd_kernel": {},
-    "_bmm_chunk_fwd_kernel": {},
-    "_chunk_scan_fwd_kernel": {"out_ptr": "output", "D_ptr": "D"},
+    "_chunk_cumsum_fwd_kernel": {
+        "dt_ptr": "projected",
+        "A_ptr": "A",
+        "dt_bias_ptr": "dt_bias",
+        **dict.fromkeys(("dt_out_ptr", "dA_cumsum_ptr", "cu_chunk_seqlens_ptr")),
+    },
+    "_chunk_state_fwd_kernel": dict.fromkeys(
+        ("x_ptr", "b_ptr", "states_ptr", "dt_ptr", "dA_cumsum_ptr", "cu_chunk_seqlens_ptr")
+    ),
+    "_state_passing_fwd_kernel": dict.fromkeys(
+        ("states_ptr", "out_ptr", "dA_cs_ptr", "last_chunk_indices_ptr")
+    ),
+    "_bmm_chunk_fwd_kernel": dict.fromkeys(("a_ptr", "b_ptr", "out_ptr", "cu_chunk_seqlens_ptr")),
+    "_chunk_scan_fwd_kernel": {
+        "out_ptr": "output",
+        "D_ptr": "D",
+        **dict.fromkeys(("cb_ptr", "x_ptr", "dt_ptr", "dA_cumsum_ptr", "seq_idx_ptr", "C_ptr")),
+        **dict.fromkeys(("states_ptr", "cu_chunk_seqlens_ptr")),
+    },
     "_causal_conv1d_update_kernel": {
         "x_ptr": "projected",
         "w_ptr": "conv_weights",
@@ -242,13 +268,16 @@ class Step:
         )
 
     def _repeated(self, note: Note, inputs: Inputs) -> Repeated:
-        """Find the inputs among a launch's tensors; all others are buffers."""
+        """Find the inputs among a launch's tensors, and keep the others."""
         launch, tensors = note
-        inputs_of = _KERNELS[launch.name]
+        known = _KERNELS[launch.name]
         values, places = launch.values.copy(), []
         for place, tensor in zip(launch.places, tensors, strict=True):
             address = values[place] = tensor.data_ptr()
-            field = inputs_of.get(launch.parameters[place])
+            parameter = launch.parameters[place]
+            if parameter not in known:
+                raise ValueError("a tensor of unknown use, such as a seed")
+            field = known[parameter]
             if field is not None:
                 index = Inputs._fields.index(field)
                 places.append((place, index, _offset(inputs[index], address)))
@@ -301,6 +330,11 @@ def _begin(context: Any, layer: Any, projected: torch.Tensor, output: torch.Tens
         forward()
         return None
     inputs = Inputs.of(layer, metadata, projected, output)
+    # Noting keeps buffers that upstream frees earlier.
+    chunks = 0 if inputs.prompts is None else len(metadata.seq_idx_p)
+    if chunks * inputs.ssm_states[0].numel() * torch.float32.itemsize > _MOST:
+        forward()
+        return None
     with launches.noting() as notes:
         forward()
     try:
@@ -309,17 +343,18 @@ def _begin(context: Any, layer: Any, projected: torch.Tensor, output: torch.Tens
         return None
 
 
-def _kind(layer: Any) -> tuple[type, Any]:
+def _kind(layer: Any) -> tuple[Any, ...]:
     """Return what a layer's launches depend on but its tensors."""
-    return type(layer), layer.activation
+    return type(layer), vars(layer).get("conv_ssm_forward"), layer.activation
 
 
 def _is_upstreams(layer: Any) -> bool:
-    """Return whether a layer's forward is upstream's, and not that of a derived class."""
+    """Return whether a layer's forward is upstream's, and not a plugin's."""
     from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 
-    own: bool = type(layer).conv_ssm_forward is MambaMixer2.conv_ssm_forward
-    return own
+    return type(
+        layer
+    ).conv_ssm_forward is MambaMixer2.conv_ssm_forward and "conv_ssm_forward" not in vars(layer)
 
 
 def _stream(tensor: torch.Tensor) -> int | None:
