@@ -5,6 +5,7 @@ and a layer that launches them for upstream's. With real ones: tests/gpu/test_ma
 """
 
 import ctypes
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
-from vllm.v1.readiness.kernels import mamba_layers
+from vllm.v1.readiness.kernels import launches, mamba_layers
 from vllm.v1.readiness.kernels.launches import Launcher
 
 LAYERS, BLOCKS, SIZE = 4, 6, 8
@@ -282,6 +283,18 @@ def _wrapped(layer: Layer) -> None:
     vars(layer)["conv_ssm_forward"] = with_more
 
 
+def _all_wrapped(layers: list[Layer]) -> None:
+    """Give all layers the same forward, which takes them in turns."""
+    turns = itertools.cycle(layers)
+
+    def with_more(projected_states: torch.Tensor, output: torch.Tensor) -> None:
+        Layer.conv_ssm_forward(next(turns), projected_states, output)
+        output += 1
+
+    for layer in layers:
+        vars(layer)["conv_ssm_forward"] = with_more
+
+
 @pytest.mark.parametrize(
     ("change", "computed"),
     [
@@ -291,6 +304,7 @@ def _wrapped(layer: Layer) -> None:
         (_copied, [3, 3, 3, 3]),
         (_third(_no_bias), [3, 0, 3, 0]),
         (_third(_wrapped), [3, 0, 3, 0]),
+        (_all_wrapped, [3, 3, 3, 3]),
         (_seeded, [3, 3, 3, 3]),
         (_other("A", lambda: numbers(SIZE + 1)[1:]), [3, 0, 3, 0]),
         (_other("A", lambda: numbers(SIZE).view(torch.float32)), [3, 0, 3, 0]),
@@ -299,7 +313,8 @@ def _wrapped(layer: Layer) -> None:
         (_third(lambda layer: setattr(layer, "activation", "swish")), [3, 0, 3, 0]),
     ],
     ids=[
-        *("drafts", "derived", "one derived", "a copy of a weight", "no bias", "wrapped", "seeds"),
+        *("drafts", "derived", "one derived", "a copy of a weight", "no bias"),
+        *("one wrapped", "all by one", "seeds"),
         *("alignment", "dtype", "shape", "stride", "activation"),
     ],
 )
@@ -330,7 +345,9 @@ def test_a_step_whose_layers_share_less_is_upstreams(
     assert counts == computed
 
 
-@pytest.mark.parametrize("case", ["off", "no stream", "another kernel", "watched", "large"])
+@pytest.mark.parametrize(
+    "case", ["off", "no stream", "another kernel", "watched", "large", "larger"]
+)
 def test_a_step_is_upstreams_with(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if case == "off":
         monkeypatch.setenv("VLLM_READINESS", "-mamba-launches")
@@ -343,6 +360,9 @@ def test_a_step_is_upstreams_with(case: str, monkeypatch: pytest.MonkeyPatch) ->
         hooks = KERNELS["_bmm_chunk_fwd_kernel"].pre_run_hooks
         monkeypatch.setattr(KERNELS["_bmm_chunk_fwd_kernel"], "pre_run_hooks", [*hooks, print])
         monkeypatch.setattr("builtins.print", lambda *values: None)
+    elif case == "larger":
+        monkeypatch.setattr(mamba_layers, "_MOST", 1)
+        monkeypatch.setattr(launches, "noting", None)  # it keeps what upstream frees
     else:
         monkeypatch.setattr(mamba_layers, "_MOST", 100)
     theirs, _ = forward(upstreams)

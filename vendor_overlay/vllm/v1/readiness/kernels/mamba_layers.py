@@ -309,38 +309,43 @@ def _offset(tensor: torch.Tensor | None, address: int) -> int:
 
 def _begin(context: Any, layer: Any, projected: torch.Tensor, output: torch.Tensor) -> Step | None:
     """Let upstream compute a step's first layer; return the step if the others may repeat it."""
-    given, stream = context.attn_metadata, _stream(projected)
+    stream = _stream(projected)
+    metadata = None if stream is None else _metadata(context, layer)
     forward = partial(layer.conv_ssm_forward, projected_states=projected, output=output)
-    if (
-        registry.MAMBA_LAUNCHES not in switch.enabled()
-        or not isinstance(given, dict)
-        or stream is None
-        or not _is_upstreams(layer)
-    ):
-        forward()
-        return None
-    metadata = given[layer.prefix]
-    # States that prompts continue from are a copy for each layer. Drafts, and the states of all
-    # blocks, have more tensors that differ between layers.
-    if (
-        metadata.prep_initial_states
-        or layer.num_spec
-        or metadata.block_idx_last_scheduled_token is not None
-    ):
-        forward()
-        return None
-    inputs = Inputs.of(layer, metadata, projected, output)
-    # Noting keeps buffers that upstream frees earlier.
-    chunks = 0 if inputs.prompts is None else len(metadata.seq_idx_p)
-    if chunks * inputs.ssm_states[0].numel() * torch.float32.itemsize > _MOST:
+    if stream is None or metadata is None:
         forward()
         return None
     with launches.noting() as notes:
         forward()
+    inputs = Inputs.of(layer, metadata, projected, output)
     try:
         return Step(layer, metadata, inputs, notes, stream)
     except ValueError:
         return None
+
+
+def _metadata(context: Any, layer: Any) -> Any:
+    """Return the metadata of a layer whose launches may be noted; else None."""
+    given = context.attn_metadata
+    if (
+        registry.MAMBA_LAUNCHES not in switch.enabled()
+        or not isinstance(given, dict)
+        or not _is_upstreams(layer)
+    ):
+        return None
+    metadata = given[layer.prefix]
+    # Noting keeps buffers that upstream frees earlier.
+    chunks = len(metadata.seq_idx_p) if metadata.num_prefills else 0
+    states = chunks * layer.kv_cache[1][0].numel() * torch.float32.itemsize
+    # States that prompts continue from are a copy for each layer. Drafts, and the states of all
+    # blocks, have more tensors that differ between layers.
+    refused = (
+        states > _MOST
+        or metadata.prep_initial_states
+        or layer.num_spec
+        or metadata.block_idx_last_scheduled_token is not None
+    )
+    return None if refused else metadata
 
 
 def _kind(layer: Any) -> tuple[Any, ...]:
@@ -352,9 +357,8 @@ def _is_upstreams(layer: Any) -> bool:
     """Return whether a layer's forward is upstream's, and not a plugin's."""
     from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 
-    return type(
-        layer
-    ).conv_ssm_forward is MambaMixer2.conv_ssm_forward and "conv_ssm_forward" not in vars(layer)
+    forward = type(layer).conv_ssm_forward
+    return forward is MambaMixer2.conv_ssm_forward and "conv_ssm_forward" not in vars(layer)
 
 
 def _stream(tensor: torch.Tensor) -> int | None:
