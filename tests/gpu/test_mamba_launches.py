@@ -64,22 +64,27 @@ def drawn(*shape: int, offset: int = 0) -> torch.Tensor:
     return torch.randn(size + offset, device="cuda").to(torch.bfloat16)[offset:].view(shape)
 
 
+def chunked(lengths: tuple[int, ...]) -> list[torch.Tensor]:
+    """Cut prompts into chunks, in tensors of the host.
+
+    Return where prompts begin, where chunks do, each with the end behind the last; the last chunk
+    of each prompt; and the prompt of each chunk.
+    """
+    begins, ends, last, rows = [0], [0], list[int](), list[int]()
+    for row, length in enumerate(lengths):
+        begin = begins[-1]
+        stops = [*range(begin + CHUNK, begin + length, CHUNK), begin + length]
+        ends += stops
+        rows += [row] * len(stops)
+        last.append(len(rows) - 1)
+        begins.append(begin + length)
+    return [torch.tensor(each, dtype=torch.int32) for each in (begins, ends, last, rows)]
+
+
 def prompts(ops: Any, lengths: tuple[int, ...], initial: bool, offset: int) -> list[torch.Tensor]:
     """Compute the prompts of a layer."""
     total = sum(lengths)
-    starts, chunks, last, rows = [0], [0], [], []
-    for row, length in enumerate(lengths):
-        begin = starts[-1]
-        ends = [*range(begin + CHUNK, begin + length, CHUNK), begin + length]
-        chunks += ends
-        rows += [row] * len(ends)
-        last.append(len(rows) - 1)
-        starts.append(begin + length)
-    on_device = [
-        torch.tensor(each, dtype=torch.int32, device="cuda")
-        for each in (starts, chunks, last, rows)
-    ]
-    begins, ends, lasts, sequence = on_device
+    begins, ends, lasts, sequence = (each.cuda() for each in chunked(lengths))
     out = torch.empty(total, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
     states = ops.prompts(
         drawn(total, HEADS, DIM, offset=offset),
@@ -251,20 +256,8 @@ def metadata(mixer: Any, lengths: tuple[int, ...], decodes: int, continued: bool
     """Make the metadata of a step: decodes, and prompts of these lengths behind them."""
     from vllm.v1.attention.backends.utils import compute_causal_conv1d_metadata
 
-    begins, ends, last, rows = [0], [0], [], []
-    for row, length in enumerate(lengths):
-        begin = begins[-1]
-        stops = [*range(begin + CHUNK, begin + length, CHUNK), begin + length]
-        ends += stops
-        rows += [row] * len(stops)
-        last.append(len(rows) - 1)
-        begins.append(begin + length)
-    starts = torch.tensor(begins, dtype=torch.int32)
-    nums, batch, offsets = compute_causal_conv1d_metadata(starts, device=torch.device("cuda"))
-
-    def on_device(values: Any) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device="cuda")
-
+    begins, ends, last, rows = chunked(lengths)
+    nums, batch, offsets = compute_causal_conv1d_metadata(begins, device=torch.device("cuda"))
     return mixer.Mamba2AttentionMetadata(
         num_prefills=len(lengths),
         num_prefill_tokens=sum(lengths),
@@ -272,7 +265,7 @@ def metadata(mixer: Any, lengths: tuple[int, ...], decodes: int, continued: bool
         num_decode_tokens=decodes,
         num_reqs=len(lengths) + decodes,
         has_initial_states_p=torch.full((len(lengths),), continued, device="cuda"),
-        query_start_loc_p=on_device(begins),
+        query_start_loc_p=begins.cuda(),
         num_computed_tokens_p=None,
         **drawn_blocks(decodes, len(lengths)),
         query_start_loc_d=None,
@@ -281,10 +274,10 @@ def metadata(mixer: Any, lengths: tuple[int, ...], decodes: int, continued: bool
         block_idx_first_scheduled_token_p=None,
         block_idx_last_computed_token=None,
         block_idx_last_scheduled_token_prev_step=None,
-        seq_lens=on_device([1] * (len(lengths) + decodes)),
-        cu_chunk_seqlen_p=on_device(ends),
-        last_chunk_indices_p=on_device(last),
-        seq_idx_p=on_device(rows),
+        seq_lens=torch.ones(len(lengths) + decodes, dtype=torch.int32, device="cuda"),
+        cu_chunk_seqlen_p=ends.cuda(),
+        last_chunk_indices_p=last.cuda(),
+        seq_idx_p=rows.cuda(),
         nums_dict=nums,
         batch_ptr=batch,
         token_chunk_offset_ptr=offsets,
