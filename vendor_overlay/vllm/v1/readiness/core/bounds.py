@@ -21,6 +21,7 @@ stops.
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.core.kv_cache_coordinator import (
@@ -72,51 +73,29 @@ REQUEST = (
 _NONE = sys.maxsize
 
 
+@dataclass(slots=True, eq=False)
 class Bounds:
-    """Bounds of one request.
+    """Bounds of one request."""
 
-    Attributes:
-        near: ``num_computed_tokens`` from which scheduling one token may allocate, free or cache a
-            block, or reach ``limit``. One token less under async scheduling, for requests without
-            in-flight tokens.
-        until: like ``near``, but not for a block that is only cached.
-        limit: ``num_computed_tokens`` from which a step may skip the request.
-        cached: ``num_computed_tokens``, without in-flight tokens, from which a block is cached.
-        hashed: ``num_tokens`` from which a block is hashed.
-        room: ``num_tokens`` at which the request stops.
-        size: number of the request's attributes, the record included.
-        stops: token ids that stop the request.
-        most: ``max_tokens`` of the request.
-        logprobs: whether the request returns logprobs.
-        constant: further fields of each output; empty for most requests.
-        plain: whether an output has neither.
-        preemptions: ``num_preemptions`` while the bounds are valid; -1 if upstream makes the next
-            output.
-    """
-
-    __slots__ = (
-        "cached",
-        "constant",
-        "hashed",
-        "limit",
-        "logprobs",
-        "most",
-        "near",
-        "plain",
-        "preemptions",
-        "room",
-        "size",
-        "stops",
-        "until",
-    )
-
-    def __init__(self) -> None:
-        self.near = self.until = self.limit = self.hashed = self.room = self.most = self.size = 0
-        self.cached = _NONE
-        self.stops: frozenset[int | None] = frozenset()
-        self.logprobs = self.plain = False
-        self.constant: dict[str, Any] = {}
-        self.preemptions = -1
+    #: ``num_computed_tokens`` from which scheduling one token may allocate, free or cache a block,
+    #: or reach ``limit``. One token less under async scheduling, for requests without in-flight
+    #: tokens.
+    near: int = 0
+    until: int = 0  #: Like ``near``, but not for a block that is only cached.
+    limit: int = 0  #: ``num_computed_tokens`` from which a step may skip the request.
+    #: ``num_computed_tokens``, without in-flight tokens, from which a block is cached.
+    cached: int = _NONE
+    hashed: int = 0  #: ``num_tokens`` from which a block is hashed.
+    room: int = 0  #: ``num_tokens`` at which the request stops.
+    size: int = 0  #: Number of the request's attributes, the record included.
+    stops: frozenset[int | None] = frozenset()  #: Token ids that stop the request.
+    most: int = 0  #: ``max_tokens`` of the request.
+    logprobs: bool = False  #: Whether the request returns logprobs.
+    #: Further fields of each output; empty for most requests.
+    constant: dict[str, Any] = field(default_factory=dict)
+    plain: bool = False  #: Whether an output has neither.
+    #: ``num_preemptions`` while the bounds are valid; -1 if upstream makes the next output.
+    preemptions: int = -1
 
 
 #: Bounds of a request that is left to upstream.

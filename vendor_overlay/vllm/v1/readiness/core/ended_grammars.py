@@ -43,17 +43,12 @@ else:
 
 @dataclass(slots=True)
 class End:
-    """End of a grammar: its attribute ``readiness``.
+    """End of a grammar: its attribute ``readiness``."""
 
-    Attributes:
-        stops: the request's stop tokens; None if only the grammar's own end stops it.
-        token: the stop token of Outlines' grammar; None for the others, which know it.
-        reached: whether Outlines' grammar has accepted it.
-    """
-
+    #: The request's stop tokens; None if only the grammar's own end stops it.
     stops: grammar_stops.Stops | None
-    token: int | None = None
-    reached: bool = False
+    token: int | None = None  #: Stop token of Outlines' grammar; None for others, which know it.
+    reached: bool = False  #: Whether Outlines' grammar has accepted it.
 
 
 class _Ending(Base):  # type: ignore[misc, valid-type]

@@ -48,21 +48,14 @@ _METHODS = ("schedule", "_update_after_schedule", "update_from_output", "_handle
 
 @dataclass
 class _Holder:
-    """Blocks that a request holds, or held before a preemption or its end.
+    """Blocks that a request holds, or held before a preemption or its end."""
 
-    Attributes:
-        name: request id.
-        groups: per KV cache group, the block size in tokens, and the block ids by block index.
-        computed: ``num_computed_tokens`` when the request was scheduled.
-        current: whether the request holds these blocks now.
-        bad: position of the first token with wrong KV, if any.
-    """
-
-    name: str
+    name: str  #: Request id.
+    #: Per KV cache group, the block size in tokens, and the block ids by block index.
     groups: list[tuple[int, dict[int, int]]]
-    computed: int
-    current: bool = False
-    bad: int | None = None
+    computed: int  #: ``num_computed_tokens`` when the request was scheduled.
+    current: bool = False  #: Whether the request holds these blocks now.
+    bad: int | None = None  #: Position of the first token with wrong KV, if any.
 
     def spread(self, bad: set[int]) -> bool:
         """Add all blocks from the first bad block on to ``bad``; True if that block is new."""

@@ -29,17 +29,11 @@ if TYPE_CHECKING:
 
 
 class Stops(NamedTuple):
-    """Stop tokens of a request with a grammar.
+    """Stop tokens of a request with a grammar."""
 
-    Attributes:
-        end: the token with which the grammar ends.
-        others: the request's other stop tokens.
-        size: size of the backend's vocabulary.
-    """
-
-    end: int
-    others: frozenset[int]
-    size: int
+    end: int  #: The token with which the grammar ends.
+    others: frozenset[int]  #: The request's other stop tokens.
+    size: int  #: Size of the backend's vocabulary.
 
     def may_end(self, row: "torch.Tensor") -> bool:
         """Return whether a row of the bitmask allows the grammar's end."""

@@ -15,22 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """State of one request.
+    """State of one request."""
 
-    Attributes:
-        bounds: lengths below which ``schedule`` and ``update-outputs`` serve it.
-        loads: number of loads of its adapter in the keys of its blocks; None before the first key.
-        items: its multimodal items; None before the first key.
-        before: number of output tokens before the newest step, of a request with a grammar.
-        checked: number of tokens checked for the reasoning's end; None before the first check.
-        begin: position of the grammar's first token, if the newest step has ended the reasoning.
-    """
-
-    bounds: Bounds = NEVER
+    bounds: Bounds = NEVER  #: Lengths below which ``schedule`` and ``update-outputs`` serve it.
+    #: Number of loads of its adapter in the keys of its blocks; None before the first key.
     loads: int | None = None
-    items: "Items | None" = None
+    items: "Items | None" = None  #: Its multimodal items; None before the first key.
+    #: Number of output tokens before the newest step, of a request with a grammar.
     before: int | None = None
+    #: Number of tokens checked for the reasoning's end; None before the first check.
     checked: int | None = None
+    #: Position of the grammar's first token, if the newest step has ended the reasoning.
     begin: int | None = None
 
 
