@@ -15,14 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class WorkerRecord:
-    """State of one request.
+    """State of one request."""
 
-    Attributes:
-        kept: slots of a request that left the batch, by feature.
-        joined: number of tokens, and the generator's state, when the request joined the batch.
-    """
-
+    #: Slots of a request that left the batch, by feature.
     kept: "dict[str, Slot]" = field(default_factory=dict)
+    #: Number of tokens, and the generator's state, when the request joined the batch.
     joined: "tuple[int, torch.Tensor] | None" = None
 
 

@@ -62,23 +62,16 @@ _NO_REQUESTS = CachedRequestData.make_empty()
 
 
 class Rows(NamedTuple):
-    """A step's requests, by row.
+    """A step's requests, by row."""
 
-    Attributes:
-        lengths: int32 [rows], number of tokens in the step.
-        ends: int32 [rows], index after the last token in the step.
-        computed: int32 [rows], number of computed tokens.
-        discarded: bool [rows], whether the sampled token is dropped.
-        previous: int [rows], row in the previous step, or -1; None if the host has all tokens.
-        tokens: int32 [tokens], token ids on the host; None if each request's only token is on the
-            device. If ``previous`` has a request's row, the request's last token id is undefined.
-    """
-
-    lengths: np.ndarray
-    ends: np.ndarray
-    computed: np.ndarray
-    discarded: np.ndarray
+    lengths: np.ndarray  #: int32 [rows], number of tokens in the step.
+    ends: np.ndarray  #: int32 [rows], index after the last token in the step.
+    computed: np.ndarray  #: int32 [rows], number of computed tokens.
+    discarded: np.ndarray  #: bool [rows], whether the sampled token is dropped.
+    #: int [rows], row in the previous step, or -1; None if the host has all tokens.
     previous: np.ndarray | None
+    #: int32 [tokens], token ids on the host; None if each request's only token is on the device. If
+    #: ``previous`` has a request's row, the request's last token id is undefined.
     tokens: np.ndarray | None
 
 
