@@ -24,6 +24,7 @@ although the scheduler has discarded it; :meth:`History.check_inputs` raises an 
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsIndex
 from weakref import ref
 
@@ -69,38 +70,23 @@ class OutputLists(list["list[int] | None"]):
         return list, (list(self),)
 
 
+@dataclass(slots=True, eq=False)
 class SampledStep:
-    """Sampled tokens of one step, on their way to the host.
+    """Sampled tokens of one step, on their way to the host."""
 
-    Attributes:
-        tokens: int32 [rows, 1 + drafts] on the host, valid once ``event`` has completed. A row ends
-            at its first placeholder.
-        event: recorded after the copy.
-        rows: request id to row of ``tokens``, for requests that are still in the batch.
-        metadata: the batch's sampling metadata, which is replaced when a row moves.
-        drafted: whether drafts were scheduled for any request, even if the runner dropped them.
-        columns: [rows], the column of each request's placeholder in ``token_ids_cpu``; None if it
-            depends on how many drafts of this or an earlier step are accepted.
-    """
-
-    __slots__ = ("columns", "drafted", "event", "metadata", "rows", "tokens")
-
-    def __init__(
-        self,
-        tokens: torch.Tensor,
-        event: torch.Event,
-        batch: "InputBatch",
-        drafted: bool,
-        guessed: bool,
-    ) -> None:
-        self.tokens = tokens
-        self.event = event
-        self.rows = dict(batch.prev_req_id_to_index or {})
-        self.metadata: SamplingMetadata = batch.sampling_metadata
-        self.drafted = drafted
-        self.columns: np.ndarray | None = None
-        if not (drafted or guessed):
-            self.columns = batch.num_tokens_no_spec[: len(tokens)] - 1
+    #: int32 [rows, 1 + drafts] on the host, valid once ``event`` has completed. A row ends at its
+    #: first placeholder.
+    tokens: torch.Tensor
+    event: torch.Event  #: Recorded after the copy.
+    rows: dict[str, int]  #: Request id to row of ``tokens``, for requests still in the batch.
+    #: The batch's sampling metadata, which is replaced when a row moves.
+    metadata: "SamplingMetadata"
+    drafted: (
+        bool  #: Whether drafts were scheduled for any request, even if the runner dropped them.
+    )
+    #: [rows], the column of each request's placeholder in ``token_ids_cpu``; None if it depends on
+    #: how many drafts of this or an earlier step are accepted.
+    columns: np.ndarray | None
 
 
 class History(Feature):
@@ -204,10 +190,15 @@ class History(Feature):
 
     def expect(self, tokens: torch.Tensor, event: torch.Event) -> None:
         """Enqueue a step whose tokens are being copied to the host; see :class:`SampledStep`."""
+        batch = self.batch
         drafted = self.num_spec_tokens > 0 and any(
-            self._requests[req_id].prev_num_draft_len for req_id in self.batch.req_ids
+            self._requests[req_id].prev_num_draft_len for req_id in batch.req_ids
         )
-        self.in_flight.append(SampledStep(tokens, event, self.batch, drafted, guessed=self.drafted))
+        columns = None
+        if not (drafted or self.drafted):
+            columns = batch.num_tokens_no_spec[: len(tokens)] - 1
+        rows, metadata = dict(batch.prev_req_id_to_index or {}), batch.sampling_metadata
+        self.in_flight.append(SampledStep(tokens, event, rows, metadata, drafted, columns))
         if not (self._begun or self._prepared):
             # The runner overrides _update_states: its next update reads the older tokens, and no
             # other code bounds the number of steps in flight.
