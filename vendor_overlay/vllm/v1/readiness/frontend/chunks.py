@@ -13,8 +13,9 @@ upstream's.
 # mirrors: vllm.entrypoints.openai.utils:maybe_filter_parallel_tool_calls
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 from pydantic_core import PydanticSerializationError
@@ -30,16 +31,11 @@ if TYPE_CHECKING:
 
 
 class Mirrored(NamedTuple):
-    """Upstream's functions and models that the encoder of a serving class stands for or calls.
+    """Upstream's functions and models that the encoder of a serving class stands for or calls."""
 
-    Attributes:
-        methods: of the serving class.
-        functions: of the generator's module.
-        models: names in the generator's module; first those that :class:`Makers` stand for.
-    """
-
-    methods: tuple[str, ...]
-    functions: tuple[str, ...]
+    methods: tuple[str, ...]  #: Of the serving class.
+    functions: tuple[str, ...]  #: Of the generator's module.
+    #: Names in the generator's module; first those that :class:`Makers` stand for.
     models: tuple[str, ...]
 
 
@@ -79,30 +75,21 @@ class Makers(NamedTuple):
     logprobs: Callable[..., Any]
 
 
+@dataclass(slots=True, eq=False)
 class Delta:
     """A delta that has only content, with the attributes of upstream's ``DeltaMessage``."""
 
-    __slots__ = ("content",)
-
-    reasoning = None
-    tool_calls = ()
-
-    def __init__(self, content: str) -> None:
-        self.content = content
+    content: str
+    reasoning: ClassVar[None] = None
+    tool_calls: ClassVar[tuple[()]] = ()
 
 
+@dataclass(slots=True, eq=False)
 class Logprobs:
-    """The logprobs of a choice.
+    """The logprobs of a choice."""
 
-    Attributes:
-        json: the encoded logprobs.
-        model: makes upstream's object.
-    """
-
-    __slots__ = ("json", "model")
-
-    def __init__(self, json: str, model: Callable[[], Any]) -> None:
-        self.json, self.model = json, model
+    json: str  #: The encoded logprobs.
+    model: Callable[[], Any]  #: Makes upstream's object.
 
 
 class Usage:
@@ -117,13 +104,12 @@ class Usage:
         )
 
 
+@dataclass(slots=True, eq=False)
 class Choice:
     """A choice, encoded."""
 
-    __slots__ = ("finish_reason", "json")
-
-    def __init__(self, json: str, finish_reason: str | None) -> None:
-        self.json, self.finish_reason = json, finish_reason
+    json: str
+    finish_reason: str | None
 
 
 class Chunk:

@@ -19,6 +19,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -104,14 +105,14 @@ def check(structured: "StructuredOutputsParams | None") -> None:
     """
     if structured is None or registry.BAD_REQUESTS not in switch.enabled():
         return
-    for field in _FIELDS:
-        if (value := getattr(structured, field)) is not None:
-            reader = _Reader(f"structured_outputs.{field}")
-            if field == "choice":
+    for name in _FIELDS:
+        if (value := getattr(structured, name)) is not None:
+            reader = _Reader(f"structured_outputs.{name}")
+            if name == "choice":
                 reader.choices(value)
             # Upstream has made a grammar with a backend of choices or Lark, which were checked.
-            elif field != "grammar" or structured._backend is None:
-                reader.read(field, value)
+            elif name != "grammar" or structured._backend is None:
+                reader.read(name, value)
             return
 
 
@@ -119,22 +120,16 @@ class _UnreadableError(ValueError):
     """A text cannot be read. Upstream refuses it."""
 
 
+@dataclass(slots=True, eq=False)
 class _Part:
-    """A rule, a group, or a part of a structural tag.
+    """A rule, a group, or a part of a structural tag."""
 
-    Attributes:
-        count: number of times that it repeats its contents.
-        own: largest count of a token in it.
-        parts: the parts in it with their counts; a rule by its name.
-        product: largest product of nested counts in it; 0 if it is not known yet.
-        known: whether ``product`` is final.
-    """
-
-    __slots__ = ("count", "known", "own", "parts", "product")
-
-    def __init__(self, own: int = 1) -> None:
-        self.count, self.own, self.product, self.known = 1, own, 0, False
-        self.parts: list[tuple[int, _Part | str]] = []
+    own: int = 1  #: Largest count of a token in it.
+    count: int = 1  #: Number of times that it repeats its contents.
+    product: int = 0  #: Largest product of nested counts in it; 0 if it is not known yet.
+    known: bool = False  #: Whether ``product`` is final.
+    #: The parts in it with their counts; a rule by its name.
+    parts: "list[tuple[int, _Part | str]]" = field(default_factory=list)
 
     def add(self, count: int, part: "_Part | str | None") -> None:
         """Add a part, or a token (None)."""

@@ -43,15 +43,11 @@ _ENDS = frozenset({FinishReason.ABORT, FinishReason.ERROR})
 
 @dataclass(slots=True)
 class Turns:
-    """Turns of a session: the attribute ``readiness`` of its collector.
+    """Turns of a session: the attribute ``readiness`` of its collector."""
 
-    Attributes:
-        later: outputs behind an unread end of a turn.
-        ended: whether the session has been ended.
-    """
-
+    #: Outputs behind an unread end of a turn.
     later: deque[RequestOutput] = field(default_factory=deque)
-    ended: bool = False
+    ended: bool = False  #: Whether the session has been ended.
 
 
 def _is_on() -> bool:
