@@ -252,7 +252,7 @@ class DeferredLogprobs(upstream.LogprobsProcessor):  # type: ignore[misc]
         ranks = columns.ranks[first:].tolist()
         if len(ids) < _MANY:
             return self._dicts(columns, first, ids, logprobs, ranks)
-        with _collector.paused(len(ids)):
+        with _collector.paused():
             return self._dicts(columns, first, ids, logprobs, ranks)
 
     def _dicts(
@@ -355,14 +355,11 @@ class _Collector:
         self._thresholds: tuple[int, int, int] = (0, 0, 0)
 
     @contextmanager
-    def paused(self, objects: int) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Pause the collector while many objects are created, none of which is garbage.
 
         Otherwise, collections take three quarters of a step in which all requests end.
         """
-        if objects < _MANY:
-            yield
-            return
         with self._lock:
             self._pauses += 1
             if self._pauses == 1:
