@@ -149,26 +149,19 @@ class LiveBatch:
         if registry.CLOSED_GRAMMARS in on:
             closed_grammars.install(batch)
         thinking_fixes.mend(batch, on)
-        self.history = history = (
-            History(batch, num_spec_tokens, self.requests) if registry.HISTORY in on else None
-        )
-        if history is not None:
+        self.history: History | None = None
+        self.thinking: ThinkingBudget | None = None
+        self.penalties: penalties.Penalties | None = None
+        self.bad_words: bad_words.BadWords | None = None
+        if registry.HISTORY in on:
+            self.history = history = History(batch, num_spec_tokens, self.requests)
             batch.req_output_token_ids = self.output_lists
-        self.thinking = (
-            ThinkingBudget.make(batch, history, on)
-            if history is not None and registry.THINKING_BUDGET in on
-            else None
-        )
-        self.penalties = (
-            penalties.Penalties(batch, history)
-            if history is not None and registry.PENALTIES in on
-            else None
-        )
-        self.bad_words = (
-            bad_words.BadWords(batch, history)
-            if history is not None and registry.BAD_WORDS in on
-            else None
-        )
+            if registry.THINKING_BUDGET in on:
+                self.thinking = ThinkingBudget.make(batch, history, on)
+            if registry.PENALTIES in on:
+                self.penalties = penalties.Penalties(batch, history)
+            if registry.BAD_WORDS in on:
+                self.bad_words = bad_words.BadWords(batch, history)
         self.slots = [slots for slots in (self.penalties, self.bad_words) if slots is not None]
         self.seeds = Seeds.make(batch) if registry.SEEDS in on else None
         self.cpu_seeds = (
