@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from vllm.utils.math_utils import round_up
 
 
 def pinned(values: Sequence[int], pin_memory: bool) -> torch.Tensor:
@@ -30,8 +31,8 @@ def together(
     ``wide`` arrays become int64, ``narrow`` arrays int32. Each call allocates host memory, because
     earlier copies may be in flight. Results are aligned to 16 bytes for Triton kernels.
     """
-    split = 2 * sum(_padded(array.size, 2) for array in wide)
-    size = split + sum(_padded(array.size, 4) for array in narrow)
+    split = 2 * sum(round_up(array.size, 2) for array in wide)
+    size = split + sum(round_up(array.size, 4) for array in narrow)
     staged = torch.empty(size, dtype=torch.int32, pin_memory=pin_memory)
     host = staged.numpy()
     wide_slices = _lay_out(wide, host[:split].view(np.int64), 2)
@@ -47,10 +48,5 @@ def _lay_out(arrays: Sequence[np.ndarray], memory: np.ndarray, unit: int) -> lis
     for array in arrays:
         slices.append(slice(start, start + array.size))
         memory[slices[-1]] = array
-        start += _padded(array.size, unit)
+        start += round_up(array.size, unit)
     return slices
-
-
-def _padded(size: int, unit: int) -> int:
-    """Round up to a multiple of ``unit``."""
-    return -(-size // unit) * unit

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from vllm.utils.math_utils import round_up
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import gauges
 from vllm.v1.readiness.feature import Feature
@@ -148,16 +149,12 @@ class _Parts(NamedTuple):
 
 def _sections(count: int, words: int) -> list[int]:
     """Return the padded size of each part of ``_Parts``, in words of 4 bytes."""
-    return [_padded(2 * count), _padded(count), count * words]
+    return [round_up(2 * count, _ALIGNMENT), round_up(count, _ALIGNMENT), count * words]
 
 
 def _split(memory: torch.Tensor, sections: list[int], count: int) -> _Parts:
     rows, indices, masks = memory.split(sections)
     return _Parts(rows[: 2 * count].view(torch.int64), indices[:count], masks.view(count, -1))
-
-
-def _padded(words: int) -> int:
-    return -(-words // _ALIGNMENT) * _ALIGNMENT
 
 
 def _match(
