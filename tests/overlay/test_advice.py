@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from overlay import cli, hints
+from overlay import hints
 from overlay.errors import Exit
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
@@ -55,7 +55,6 @@ CASES: list[tuple[list[str] | None, Callable[[Path], None], list[str]]] = [
 def test_the_advice_does_what_it_says(
     tmp_path: Path,
     worded: Overlay,
-    capsys: pytest.CaptureFixture[str],
     laid: list[str] | None,
     damage: Callable[[Path], None],
     commands: list[str],
@@ -65,13 +64,13 @@ def test_the_advice_does_what_it_says(
     states = {"revert": snapshot(site)}
     options = laid or []
     if laid is not None:
-        assert cli.main(["apply", "--site", str(site), *options]) == Exit.DONE
+        run("apply", "--site", site, *options, code=Exit.DONE)
         states["apply"] = snapshot(site)
     damage(site)
     for number, command in enumerate(commands):
-        capsys.readouterr()
-        assert cli.main([command, "--site", str(site)]) != Exit.DONE
-        text = "".join(capsys.readouterr())
+        done = run(command, "--site", site)
+        assert done.returncode != Exit.DONE
+        text = done.stdout + done.stderr
         advised = [shlex.split(line) for line in re.findall(r"`([^`]+)`", text)]
         assert "apply" in {words[2] for words in advised}, text
         assert (" with its --leave or --extra" in text) is bool(options)
@@ -82,7 +81,7 @@ def test_the_advice_does_what_it_says(
                 shutil.rmtree(again)
                 mini.install(again)
             more = options if name == "apply" else []
-            assert cli.main([name, "--site", str(again), *more]) == Exit.DONE, text
+            run(name, "--site", again, *more, code=Exit.DONE)
             assert snapshot(again) == states.get(name, snapshot(again)), text
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from overlay import bytecode, cli, interpreter
+from overlay import bytecode, interpreter
 from overlay.errors import Exit, OverlayError
 from overlay.install import exclusive
 from overlay.interpreter import MARK
@@ -482,23 +482,21 @@ def test_an_overlay_baked_into_an_image_layer(site: Path, tmp_path: Path) -> Non
             assert run("apply", "--site", merged).returncode == Exit.DONE
 
 
-def test_a_stale_copy_of_the_overlay_writes_nothing(
-    tmp_path: Path, ours: Overlay, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stale_copy_of_the_overlay_writes_nothing(tmp_path: Path, ours: Overlay) -> None:
     site = mini.install(tmp_path / "site")
     before = snapshot(site)
     (ours.root / "vendor_overlay" / PACKAGE / "a.py").write_text("X = 2\n")
     for options in (["--dry-run"], []):
-        assert cli.main(["apply", "--site", str(site), *options]) == Exit.FAULT
-        assert "make refresh" in capsys.readouterr().err
+        refused = run("apply", "--site", site, *options, code=Exit.FAULT)
+        assert "make refresh" in refused.stderr
     assert snapshot(site) == before
     (ours.root / "vendor_overlay" / PACKAGE / "a.py").write_bytes(mini.OURS[f"{PACKAGE}/a.py"])
-    assert cli.main(["apply", "--site", str(site)]) == Exit.DONE
+    run("apply", "--site", site, code=Exit.DONE)
     (site / RECORD).unlink()
     before, patch = snapshot(site), ours.root / "patches" / "0001-all.patch"
     patch.write_bytes(patch.read_bytes().replace(b"-B = 2\n", b"-B = 9\n"))
     for options in (["--dry-run"], []):
-        assert cli.main(["revert", "--site", str(site), *options]) == Exit.FAULT
+        run("revert", "--site", site, *options, code=Exit.FAULT)
     assert snapshot(site) == before
 
 
@@ -529,5 +527,5 @@ def test_a_path_that_is_too_long_for_a_staged_file_writes_nothing(
         site /= "n" * 240
     mini.install(site := site / ("n" * (length - len(str(site)) - 1)))
     before = snapshot(site, bytecode=True)
-    assert cli.main(["apply", "--site", str(site)]) == Exit.DENIED
+    run("apply", "--site", site, code=Exit.DENIED)
     assert snapshot(site, bytecode=True) == before

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from overlay import cli
 from overlay.errors import Exit
 from overlay.pin import PACKAGE
 from overlay.source import Overlay
 from support import mini, nobody
-from support.sites import snapshot
+from support.sites import run, snapshot
 
 ONE, TWO = mini.PRISTINE
 RECORD = f"{mini.INFO}/RECORD"
@@ -55,7 +54,7 @@ def site(tmp_path: Path, ours: Overlay) -> Path:
 def change(site: Path, *options: str) -> None:
     for command in ("apply", "revert"):
         before = {path: traits(site / path) for path in (ONE, TWO, RECORD)}
-        assert cli.main([command, "--site", str(site), *options]) == Exit.DONE
+        run(command, "--site", site, *options, code=Exit.DONE)
         assert {path: traits(site / path) for path in before} == before, command
 
 
@@ -98,8 +97,7 @@ def test_our_own_files_are_for_the_same_people(site: Path) -> None:
     give(site / ONE, ACCESS, SHARED)
     give(site / "vllm" / "v1", ACCESS, acl(7, 7, 5, 7, 0))
     give(site / ONE, "user.note", b"about this file")
-    options = ["--site", str(site), "--python", sys.executable, "--force"]
-    assert cli.main(["apply", *options]) == Exit.DONE
+    run("apply", "--site", site, "--python", sys.executable, code=Exit.DONE)
     ours = [path for path in (site / PACKAGE).rglob("*") if path.is_file()]
     assert {path.suffix for path in ours} > {".py", ".pyc", ".patch"}
     for path in [*ours, *(site / "vllm" / "__pycache__").glob("one.*")]:
@@ -111,13 +109,10 @@ def test_our_own_files_are_for_the_same_people(site: Path) -> None:
 
 @ROOT_ONLY
 @pytest.mark.parametrize("name", ["security.ima", "security.evm"])
-def test_a_seal_on_the_bytes_is_refused(
-    site: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_seal_on_the_bytes_is_refused(site: Path, name: str) -> None:
     give(site / TWO, name, b"\x03" + bytes(20))
     before = snapshot(site, bytecode=True)
-    assert cli.main(["apply", "--site", str(site)]) == Exit.DENIED
-    message = capsys.readouterr().err
+    message = run("apply", "--site", site, code=Exit.DENIED).stderr
     assert f"{site / TWO}: the extended attribute {name} depends on its bytes" in message
     assert "nothing was written" in message
     assert snapshot(site, bytecode=True) == before

@@ -8,7 +8,7 @@ from overlay import cli
 from overlay.errors import Exit
 from overlay.pin import PACKAGE
 from support import mini
-from support.sites import snapshot
+from support.sites import run, snapshot
 
 
 @pytest.fixture
@@ -27,38 +27,33 @@ def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     return version
 
 
-def run(command: str, site: Path, *options: str) -> int:
-    return cli.main([command, "--site", str(site), *options])
-
-
 @pytest.mark.parametrize("partial", [False, True])
 def test_a_newer_version_is_replaced_with_the_flag_alone(
-    site: Path, older: str, capsys: pytest.CaptureFixture[str], partial: bool
+    site: Path, older: str, partial: bool
 ) -> None:
     if partial:
         (site / PACKAGE / "a.py").unlink()
     before = snapshot(site)
     for command in (["apply"], ["apply", "--dry-run"], ["verify"]):
-        assert run(command[0], site, *command[1:]) == Exit.FOREIGN
-        message = capsys.readouterr().err
+        message = run(*command, "--site", site, code=Exit.FOREIGN).stderr
         assert f"by overlay 0.0.10; this is {older}, which is older" in message
         assert " --allow-downgrade` replaces it with this one" in message
         assert snapshot(site) == before
-    for command in (["status"], ["doctor"]):
-        assert run(command[0], site) == Exit.FOREIGN
-        assert "--allow-downgrade`" in capsys.readouterr().out
-    run("apply", site, "--json")
-    assert json.loads(capsys.readouterr().out)["error"]["name"] == "foreign"
-    assert run("apply", site, "--allow-downgrade", "--dry-run") == Exit.DONE
+    for name in ("status", "doctor"):
+        assert "--allow-downgrade`" in run(name, "--site", site, code=Exit.FOREIGN).stdout
+    report = json.loads(run("apply", "--site", site, "--json").stdout)
+    assert report["error"]["name"] == "foreign"
+    run("apply", "--site", site, "--allow-downgrade", "--dry-run", code=Exit.DONE)
     assert snapshot(site) == before
-    assert run("apply", site, "--allow-downgrade") == Exit.DONE
-    assert f"replaces overlay 0.0.10 with overlay {older}" in capsys.readouterr().out
-    assert run("verify", site) == run("apply", site) == Exit.DONE
+    done = run("apply", "--site", site, "--allow-downgrade", code=Exit.DONE)
+    assert f"replaces overlay 0.0.10 with overlay {older}" in done.stdout
+    for name in ("verify", "apply"):
+        run(name, "--site", site, code=Exit.DONE)
 
 
 def test_a_newer_version_is_taken_off_without_it(site: Path, older: str) -> None:
-    assert run("revert", site) == Exit.DONE
-    assert run("apply", site) == Exit.DONE
+    run("revert", "--site", site, code=Exit.DONE)
+    run("apply", "--site", site, code=Exit.DONE)
 
 
 @pytest.mark.parametrize("version", ["0.0.10+g1a2b3c4", "0.0.10", "0.1"])
@@ -70,4 +65,4 @@ def test_another_commit_of_a_version_and_a_newer_one_need_no_flag(
     for number, one in enumerate((installed, version)):
         ours = mini.overlay(tmp_path / f"{number}", version=one)
         monkeypatch.setattr(cli, "ROOT", ours.root)
-        assert run("apply", site) == Exit.DONE
+        run("apply", "--site", site, code=Exit.DONE)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from overlay import cli
 from overlay.errors import Exit
 from overlay.patches import Series
 from overlay.pin import PACKAGE, sha256
@@ -235,8 +234,7 @@ def test_a_record_has_no_file_changed_that_the_overlay_does_not(
 ) -> None:
     """A prepared record with an extra patch of that file, which agrees with itself."""
     site = mini.install(tmp_path / "site", {**mini.PRISTINE, OTHER: b"import logging\n"})
-    command = ["apply", "--site", str(site), f"--extra={mini.extra(tmp_path / 'extra')}"]
-    assert cli.main(command) == Exit.DONE
+    run("apply", "--site", site, "--extra", mini.extra(tmp_path / "extra"), code=Exit.DONE)
     provenance = site / PATCHES
     file, pin = provenance / "extra-0001-mine.patch", provenance.parent / "VERSION_PIN"
     old, text = file.read_bytes(), pin.read_text()
@@ -257,7 +255,7 @@ def test_a_record_has_no_file_changed_that_the_overlay_does_not(
     Series.load(provenance)
     before = snapshot(site)
     for name in ("verify", "apply", "revert"):
-        assert cli.main([name, "--site", str(site)]) == Exit.FOREIGN
+        run(name, "--site", site, code=Exit.FOREIGN)
     assert snapshot(site) == before
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from overlay import cli
 from overlay import pin as pins
 from overlay.errors import Exit, OverlayError
 from overlay.installation import locate
@@ -18,6 +17,7 @@ from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
 from series.check import load_unproven
 from support import mini
+from support.sites import run
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +89,6 @@ PLACES = [
 def test_an_installation(
     tmp_path_factory: pytest.TempPathFactory,
     ours: Overlay,
-    capsys: pytest.CaptureFixture[str],
     older: bool,
     place: str,
 ) -> None:
@@ -97,7 +96,7 @@ def test_an_installation(
     folder = tmp_path_factory.mktemp("fuzz")
     whole = mini.overlaid(folder / "whole")
     if not older:
-        assert cli.main(["apply", "--site", str(whole), "--force"]) == Exit.DONE
+        run("apply", "--site", whole, "--force", code=Exit.DONE)
     (whole / mini.INFO / "direct_url.json").write_text('{"dir_info": {"editable": false}}')
     kept = (whole / place).read_bytes()
 
@@ -113,10 +112,9 @@ def test_an_installation(
             pin.write_text(pin.read_text().replace(sha256(kept), sha256(data)))
         for command in ("status", "verify", "doctor", "diff", "apply", "revert"):
             options = ["--dry-run"] if command in ("apply", "revert") else []
-            assert cli.main([command, "--site", str(site), *options]) in Exit
+            assert run(command, "--site", site, *options).returncode in Exit
 
     commands()
-    capsys.readouterr()
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\xff[release]\n"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from overlay import cli, commands
+from overlay import commands
 from overlay.commands import Options
 from overlay.errors import Exit, OverlayError
 from overlay.installation import locate
@@ -16,7 +16,7 @@ from overlay.pin import PACKAGE
 from overlay.source import Overlay
 from overlay.staging import Staging
 from support import mini, mounts
-from support.sites import snapshot
+from support.sites import run, snapshot
 
 ONE, TWO = mini.PRISTINE
 RECORD = f"{mini.INFO}/RECORD"
@@ -33,38 +33,32 @@ def site(tmp_path: Path, ours: Overlay) -> Path:
     return site
 
 
-def run(command: str, site: Path) -> int:
-    return cli.main([command, "--site", str(site), "--force", "--python", sys.executable])
-
-
 OURS = [f"{PACKAGE}/a.py", f"{PACKAGE}/provenance/VERSION_PIN"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 @pytest.mark.parametrize("command", ["apply", "revert"])
 @pytest.mark.parametrize("path", ["", "vllm", "vllm/v1", mini.INFO])
-def test_a_read_only_directory_is_found_first(
-    site: Path, command: str, path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_read_only_directory_is_found_first(site: Path, command: str, path: str) -> None:
+    target = ("--site", site, "--python", sys.executable)
     if command == "revert":
-        assert run("apply", site) == Exit.DONE
+        run("apply", *target, code=Exit.DONE)
     with mounts.bound(site / path, read_only=True):
         before = snapshot(site, bytecode=True)
         for extra in ([], ["--dry-run"]):
-            assert cli.main([command, "--site", str(site), "--force", *extra]) == Exit.DENIED
-            message = capsys.readouterr().err
+            message = run(command, "--site", site, "--force", *extra, code=Exit.DENIED).stderr
             assert f"{site / path}" in message
             assert "Read-only file system; nothing was written" in message
         assert snapshot(site, bytecode=True) == before
-    assert run(command, site) == Exit.DONE
+    run(command, *target, code=Exit.DONE)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 def test_a_directory_on_the_way_may_be_a_mount(site: Path) -> None:
     with mounts.bound(site / "vllm"):
         before = snapshot(site)
-        assert run("apply", site) == Exit.DONE
-        assert run("revert", site) == Exit.DONE
+        for command in ("apply", "revert"):
+            run(command, "--site", site, "--python", sys.executable, code=Exit.DONE)
         assert snapshot(site) == before
 
 
@@ -131,10 +125,10 @@ def test_a_change_meanwhile_is_left_alone(
     command: str,
     change: Callable[[Path], None],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
 ) -> None:
+    target = ("--site", site, "--python", sys.executable)
     if command == "revert" or path in OURS:
-        assert run("apply", site) == Exit.DONE
+        run("apply", *target, code=Exit.DONE)
     if change is appears:
         (site / path).parent.mkdir(exist_ok=True)
         (site / path).unlink(missing_ok=True)
@@ -145,8 +139,7 @@ def test_a_change_meanwhile_is_left_alone(
         changed.append(snapshot(site).get(path))
 
     meanwhile(monkeypatch, edit)
-    assert run(command, site) == Exit.FOREIGN
-    message = capsys.readouterr().err
+    message = run(command, *target, code=Exit.FOREIGN).stderr
     assert str(site / path) in message
     assert "sub" in path or "was changed by another program" in message
     assert changed[0] == snapshot(site).get(path)

@@ -3,19 +3,16 @@
 import itertools
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from overlay import cli
 from overlay import pin as pins
 from overlay.errors import Exit
 from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
 from support import mini
-from support.sites import REPO, snapshot
+from support.sites import run, snapshot
 
 LOGGER = "vllm/logger.py"
 THEIRS = b"import logging\n"
@@ -33,10 +30,10 @@ def test_a_file_that_only_an_earlier_version_changed_is_given_back(
     before = snapshot(site)
     for command, known in itertools.product(("apply", "revert"), ({}, {LOGGER: sha256(EVIL)})):
         monkeypatch.setattr(pins, "EARLIER", known)
-        assert cli.main([command, "--site", str(site)]) == Exit.FOREIGN
+        run(command, "--site", site, code=Exit.FOREIGN)
         assert snapshot(site) == before
     monkeypatch.setattr(pins, "EARLIER", {LOGGER: sha256(THEIRS)})
-    assert cli.main(["revert", "--site", str(site)]) == Exit.DONE
+    run("revert", "--site", site, code=Exit.DONE)
     assert snapshot(site) == snapshot(mini.install(tmp_path / "fresh", pristine))
 
 
@@ -61,7 +58,7 @@ def test_a_record_does_not_reach_out_of_the_package(
     record.write_text(text)
     before = snapshot(tmp_path)
     for command in ("revert", "apply"):
-        assert cli.main([command, "--site", str(site)]) == Exit.FOREIGN
+        run(command, "--site", site, code=Exit.FOREIGN)
     assert snapshot(tmp_path) == before
 
 
@@ -92,17 +89,6 @@ PLACES = [
     "vllm/__pycache__/one.cpython-399.pyc",
 ]
 ODD = [a_socket, a_device, Path.mkdir, a_huge_file]
-COMMANDS = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from overlay import cli
-cli.ROOT = Path(sys.argv[2])
-for command in sys.argv[4:]:
-    code = cli.main([command, "--site", sys.argv[3]])
-    if code != 5:
-        sys.exit(f"{command} says {code}")
-"""
 
 
 @pytest.mark.parametrize(
@@ -117,7 +103,7 @@ def test_nothing_is_waited_for_that_is_no_plain_file(
     (site / place).unlink(missing_ok=True)
     put(site / place)
     before = sorted((str(path), path.lstat().st_mtime_ns) for path in site.rglob("*"))
-    foreign(site, ours, "verify", "status", "apply", "revert")
+    foreign(site, "verify", "status", "apply", "revert")
     assert sorted((str(path), path.lstat().st_mtime_ns) for path in site.rglob("*")) == before
 
 
@@ -130,14 +116,13 @@ def test_nothing_is_waited_for_that_is_only_shown(
     place = site / mini.INFO / name
     place.unlink(missing_ok=True)
     put(place)
-    foreign(site, ours, "verify", "status")
+    foreign(site, "verify", "status")
 
 
-def foreign(site: Path, overlay: Overlay, *commands: str) -> None:
+def foreign(site: Path, *commands: str) -> None:
     """Each command says so; the limit only turns a wait without end into a failure."""
-    command = [sys.executable, "-c", COMMANDS, *map(str, (REPO / "scripts", overlay.root, site))]
-    done = subprocess.run([*command, *commands], timeout=60, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
+    for command in commands:
+        run(command, "--site", site, code=Exit.FOREIGN, timeout=60)
 
 
 @pytest.mark.parametrize("put", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("nowhere")])
@@ -149,12 +134,11 @@ def test_a_record_that_is_no_file_is_not_to_be_moved_away(
     older: bool,
     command: str,
     put: Callable[[Path], None],
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Without it vLLM cannot be uninstalled; our own file comes back by itself."""
     site = mini.overlaid(tmp_path)
     if not older:
-        assert cli.main(["apply", "--site", str(site)]) == Exit.DONE
+        run("apply", "--site", site, code=Exit.DONE)
     for path, next_step in (
         (f"{mini.INFO}/RECORD", "restore the installer's RECORD, or reinstall"),
         (f"{PACKAGE}/a.py", "move it away"),
@@ -162,8 +146,8 @@ def test_a_record_that_is_no_file_is_not_to_be_moved_away(
         kept = (site / path).read_bytes()
         (site / path).unlink()
         put(site / path)
-        assert cli.main([command, "--site", str(site)]) == Exit.FOREIGN
-        message = "".join(capsys.readouterr())
+        done = run(command, "--site", site, code=Exit.FOREIGN)
+        message = done.stdout + done.stderr
         assert next_step in message
         assert "is not a file of the overlay" not in message
         (site / path).rmdir() if (site / path).is_dir() else (site / path).unlink()

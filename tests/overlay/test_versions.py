@@ -20,7 +20,7 @@ from overlay.pin import PACKAGE, Pin, sha256
 from overlay.source import Overlay
 from overlay.state import inspect
 from support import mini, sites
-from support.sites import OVERLAY, REPO, snapshot
+from support.sites import OVERLAY, REPO, run, snapshot, status
 from vllm.v1.readiness.engine import identity
 
 PROVENANCE = f"{PACKAGE}/provenance"
@@ -33,104 +33,78 @@ def older(tmp_path: Path, ours: Overlay) -> Path:
     return mini.older(tmp_path)
 
 
-def run(command: str, site: Path, *options: str) -> int:
-    return cli.main([command, "--site", str(site), *options])
-
-
-def test_another_version_is_named_and_replaced(
-    older: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_version_is_named_and_replaced(older: Path) -> None:
     named = "is overlaid by overlay 0.0.1; this is 0.0.2"
-    for command, options in (("status", ["--json"]), ("verify", []), ("diff", [])):
-        assert run(command, older, *options) == Exit.FOREIGN
-        output, errors = capsys.readouterr()
-        assert named in (json.loads(output)["error"]["reason"] if options else errors)
-    assert run("status", older) == Exit.FOREIGN
-    lines = capsys.readouterr().out.splitlines()
+    assert named in report("status", older)["error"]["reason"]
+    for command in ("verify", "diff"):
+        assert named in run(command, "--site", older, code=Exit.FOREIGN).stderr
+    lines = run("status", "--site", older, code=Exit.FOREIGN).stdout.splitlines()
     assert lines[0] == f"{older}: vllm {mini.RELEASE}, overlaid by overlay 0.0.1"
     tool = f"python3 {REPO}/scripts/overlay"
     apply, revert = (f"`{tool} {name} --site={older}`" for name in ("apply", "revert"))
     assert lines[-1] == f"next: {apply} replaces it with this one, {revert} removes it"
     before = snapshot(older)
     for command in ("apply", "revert"):
-        assert run(command, older, "--dry-run") == Exit.DONE
+        run(command, "--site", older, "--dry-run", code=Exit.DONE)
         assert snapshot(older) == before
-    capsys.readouterr()
-    assert run("apply", older) == Exit.DONE
     replaced = "replaces overlay 0.0.1 with overlay 0.0.2\n"
-    assert replaced in capsys.readouterr().out
-    assert run("verify", older) == Exit.DONE
+    assert replaced in run("apply", "--site", older, code=Exit.DONE).stdout
+    run("verify", "--site", older, code=Exit.DONE)
     assert (older / "vllm" / "one.py").read_bytes() == mini.OVERLAID["vllm/one.py"]
 
 
-def answer(command: str, site: Path, capsys: pytest.CaptureFixture[str], *options: str) -> Any:
-    """JSON output of a command."""
-    capsys.readouterr()
-    run(command, site, "--json", *options)
-    return json.loads(capsys.readouterr().out)
+def report(command: str, site: Path) -> Any:
+    """What a command prints with --json."""
+    return json.loads(run(command, "--site", site, "--json").stdout)
 
 
 @pytest.mark.parametrize("state", ["overlaid", "partial"])
 @pytest.mark.parametrize("command", ["status", "verify", "doctor"])
 def test_another_version_is_a_state_with_its_own_version_and_digest(
-    older: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    command: str,
-    state: str,
+    older: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, state: str
 ) -> None:
     """The digest is the one that its own status prints and its engine logs."""
     if state == "partial":
         (older / PACKAGE / "a.py").unlink()
-    report = answer(command, older, capsys)
-    shown = "\n".join(f"{line} " for line in printed("status", older, capsys))
+    seen = report(command, older)
+    shown = run("status", "--site", older).stdout.splitlines()
     with monkeypatch.context() as patch:
         patch.setattr(cli, "ROOT", tmp_path / "other")
-        own = answer("status", older, capsys)
+        own = status(older)
     assert own["state"] == state
     assert own["digest"] == identity.digest(older / PROVENANCE, older)
-    assert report["state"] == "other"
+    assert seen["state"] == "other"
     installed = {"version": "0.0.1", "digest": own["digest"], "state": state}
-    assert report["installed"] == own["installed"] == installed
-    assert report["digest"] == own["digest"]
-    assert (report["overlay"], report["code"]) == ("0.0.2", 0 if command == "doctor" else 5)
-    assert f"\noverlay 0.0.1, digest {own['digest']} \n" in shown
+    assert seen["installed"] == own["installed"] == installed
+    assert seen["digest"] == own["digest"]
+    assert (seen["overlay"], seen["code"]) == ("0.0.2", 0 if command == "doctor" else 5)
+    assert f"overlay 0.0.1, digest {own['digest']}" in shown
     if command != "doctor":
         for key in ("files", "leftovers", "stale", "record"):
-            assert report[key] == own[key]
-    assert run("apply", older) == Exit.DONE
-    now = answer("status", older, capsys)
+            assert seen[key] == own[key]
+    run("apply", "--site", older, code=Exit.DONE)
+    now = status(older)
     assert (now["state"], now["installed"]["version"]) == ("overlaid", "0.0.2")
     assert now["installed"]["digest"] == now["digest"] != own["digest"]
-    assert run("revert", older) == Exit.DONE
-    assert answer("status", older, capsys)["installed"] is None
+    run("revert", "--site", older, code=Exit.DONE)
+    assert status(older)["installed"] is None
 
 
-def printed(command: str, site: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The lines of a command's report."""
-    capsys.readouterr()
-    run(command, site)
-    return capsys.readouterr().out.splitlines()
+def test_doctor_names_the_state_and_the_installed_version(older: Path) -> None:
+    def lines() -> list[str]:
+        return run("doctor", "--site", older).stdout.splitlines()
 
-
-def test_doctor_names_the_state_and_the_installed_version(
-    older: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "state     overlaid by overlay 0.0.1" in printed("doctor", older, capsys)
+    assert "state     overlaid by overlay 0.0.1" in lines()
     (older / PACKAGE / "a.py").unlink()
-    assert "state     partial by overlay 0.0.1" in printed("doctor", older, capsys)
-    assert run("apply", older) == Exit.DONE
+    assert "state     partial by overlay 0.0.1" in lines()
+    run("apply", "--site", older, code=Exit.DONE)
     (older / PACKAGE / "a.py").unlink()
-    assert "state     partial" in printed("doctor", older, capsys)
+    assert "state     partial" in lines()
 
 
 @pytest.mark.parametrize("extended", [False, True])
 def test_a_file_that_only_this_version_changes_makes_another_version_foreign(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    extended: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extended: bool
 ) -> None:
     """`apply` could not replace it: the advice is about the file."""
     site = mini.install(tmp_path / "site")
@@ -141,40 +115,36 @@ def test_a_file_that_only_this_version_changes_makes_another_version_foreign(
     mini.lay(first, site)
     newer = mini.overlay(tmp_path / "newer", version="0.0.2")
     monkeypatch.setattr(cli, "ROOT", newer.root)
-    assert answer("status", site, capsys)["state"] == "other"
+    assert status(site)["state"] == "other"
     two = site / "vllm/v1/two.py"
     two.write_bytes(two.read_bytes() + b"# mine\n") if extended else two.unlink()
     for command in ("status", "verify", "doctor"):
-        report = answer(command, site, capsys)
-        assert (report["state"], report["installed"], report["code"]) == ("foreign", None, 5)
-        assert report["error"]["subject"] == str(two)
-    lines = printed("status", site, capsys)
+        seen = report(command, site)
+        assert (seen["state"], seen["installed"], seen["code"]) == ("foreign", None, 5)
+        assert seen["error"]["subject"] == str(two)
+    lines = run("status", "--site", site).stdout.splitlines()
     assert lines[0].endswith(", overlaid by overlay 0.0.1, foreign to overlay 0.0.2")
     assert f"why: {two}: is neither upstream's nor the overlay's" in lines
-    assert run("apply", site) == Exit.FOREIGN
-    assert run("revert", site) == Exit.DONE
+    run("apply", "--site", site, code=Exit.FOREIGN)
+    run("revert", "--site", site, code=Exit.DONE)
 
 
-def test_another_version_that_is_partial_is_named(
-    older: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_version_that_is_partial_is_named(older: Path) -> None:
     (older / PACKAGE / "a.py").unlink()
-    assert run("diff", older) == Exit.FOREIGN
-    assert "is overlaid in part by overlay 0.0.1" in capsys.readouterr().err
-    assert run("status", older) == Exit.FOREIGN
-    assert f"{mini.RELEASE}, partial by overlay 0.0.1\n" in capsys.readouterr().out
+    refused = run("diff", "--site", older, code=Exit.FOREIGN)
+    assert "is overlaid in part by overlay 0.0.1" in refused.stderr
+    shown = run("status", "--site", older, code=Exit.FOREIGN)
+    assert f"{mini.RELEASE}, partial by overlay 0.0.1\n" in shown.stdout
 
 
-def test_another_state_of_this_version_is_named_as_one(
-    older: Path, tmp_path: Path, ours: Overlay, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_state_of_this_version_is_named_as_one(older: Path, ours: Overlay) -> None:
     mini.overlay(ours.root, ours={**mini.OURS, f"{PACKAGE}/c.py": b""}, version="0.0.1")
-    assert run("apply", older) == Exit.DONE
-    assert "replaces overlay 0.0.1 (another state) with overlay 0.0.1\n" in capsys.readouterr().out
+    done = run("apply", "--site", older, code=Exit.DONE)
+    assert "replaces overlay 0.0.1 (another state) with overlay 0.0.1\n" in done.stdout
 
 
 def test_another_version_is_taken_off(older: Path, tmp_path: Path) -> None:
-    assert run("revert", older) == Exit.DONE
+    run("revert", "--site", older, code=Exit.DONE)
     assert snapshot(older) == snapshot(mini.install(tmp_path / "fresh"))
 
 
@@ -198,37 +168,34 @@ def a_forged_patch(site: Path) -> None:
 
 @pytest.mark.parametrize("tamper", [a_foreign_file, a_forged_checksum_of_upstream, a_forged_patch])
 def test_another_version_that_was_tampered_with_is_refused(
-    older: Path, tamper: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+    older: Path, tamper: Callable[[Path], None]
 ) -> None:
     tamper(older)
     for command in ("status", "verify", "doctor"):
-        report = answer(command, older, capsys)
-        assert (report["state"], report["installed"]) == ("foreign", None)
+        seen = report(command, older)
+        assert (seen["state"], seen["installed"]) == ("foreign", None)
     before = snapshot(older)
     for command in ("apply", "revert"):
-        assert run(command, older) == Exit.FOREIGN
+        run(command, "--site", older, code=Exit.FOREIGN)
     assert snapshot(older) == before
 
 
-def test_another_version_is_not_taken_off_for_nothing(
-    older: Path, ours: Overlay, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_version_is_not_taken_off_for_nothing(older: Path, ours: Overlay) -> None:
     before = snapshot(older)
     module = ours.root / "vendor_overlay" / PACKAGE / "b.py"
     module.write_text("stale\n")
-    assert run("apply", older) == Exit.FAULT
+    run("apply", "--site", older, code=Exit.FAULT)
     assert snapshot(older) == before
 
 
 def test_a_replacement_that_fails_says_what_was_removed(
-    older: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    older: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One, for example, that is written in a newer Python. Upstream's files are back then."""
     changed = {**mini.OVERLAID, "vllm/one.py": b"A = 1\nreturn\n"}
     newer = mini.overlay(tmp_path / "newer", overlaid=changed, version="0.0.3")
     monkeypatch.setattr(cli, "ROOT", newer.root)
-    assert run("apply", older, "--python", sys.executable) == Exit.USAGE
-    message = capsys.readouterr().err
+    message = run("apply", "--site", older, "--python", sys.executable, code=Exit.USAGE).stderr
     for part in ("0.0.1 was removed, and this one is not applied: ", "'return' outside"):
         assert part in message
     assert "nothing was written" not in message
@@ -276,16 +243,15 @@ def test_every_version_is_recognised_and_taken_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
 def test_another_version_that_cannot_be_taken_off_is_reinstalled(
-    older: Path, recorded: bool, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+    older: Path, recorded: bool, damage: Callable[[Path], None]
 ) -> None:
     if not recorded:
         (older / mini.INFO / "RECORD").unlink()
     damage(older / PATCH)
     before = snapshot(older)
     for command in ("status", "verify", "apply", "revert"):
-        code = run(command, older, "--dry-run")
-        message = "".join(capsys.readouterr())
-        assert code == Exit.FOREIGN, message
+        done = run(command, "--site", older, "--dry-run", code=Exit.FOREIGN)
+        message = done.stdout + done.stderr
         for part in ("0.0.1", f"{PROVENANCE}/patches", f"reinstall vllm {mini.RELEASE}"):
             assert part in message
         for part in ("or nothing", "make refresh", " revert --site="):
@@ -294,23 +260,19 @@ def test_another_version_that_cannot_be_taken_off_is_reinstalled(
 
 
 @pytest.mark.parametrize("path", ["vllm/one.py", f"{PACKAGE}/a.py"])
-def test_a_file_that_is_foreign_to_another_version_is_shown_alone(
-    older: Path, path: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_foreign_to_another_version_is_shown_alone(older: Path, path: str) -> None:
     kept = (older / path).read_bytes()
     (older / path).write_bytes(kept + b"# mine\n")
     before = snapshot(older)
-    assert run("status", older) == Exit.FOREIGN
-    shown = capsys.readouterr().out
+    shown = run("status", "--site", older, code=Exit.FOREIGN).stdout
     assert f"{mini.RELEASE}, foreign to overlay 0.0.1\n" in shown
     assert [line.split()[1] for line in shown.splitlines() if "  foreign " in line] == [path]
     assert sha256(kept) in shown
     for command in ("apply", "revert"):
-        assert run(command, older) == Exit.FOREIGN
-        message = capsys.readouterr().err
+        message = run(command, "--site", older, code=Exit.FOREIGN).stderr
         assert f"{older / path}: is " in message
         assert "overlay 0.0.1" in message
         assert "more)" not in message
     assert snapshot(older) == before
     (older / path).write_bytes(kept)
-    assert run("apply", older) == Exit.DONE
+    run("apply", "--site", older, code=Exit.DONE)
