@@ -209,27 +209,6 @@ def test_an_interpreter_imports_what_is_there(site: Path) -> None:
             assert "B" not in names
 
 
-def test_bytecode_trusted_unread_is_reported_and_mended(site: Path) -> None:
-    module = site / ONE
-    trusting = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    stale = Path(str(py_compile.compile(str(module), invalidation_mode=trusting)))
-    kept = stale.read_bytes()
-    run("apply", "--site", site, "--python", sys.executable)
-    stale.write_bytes(kept)
-    # Python compares bytecode of this kind with its source.
-    checked = stale.with_name(stale.name.replace("cpython", "other"))
-    checked.write_bytes(kept[:4] + b"\3\0\0\0" + kept[8:])
-    # Another Python would run this one.
-    other = stale.with_name("one.cpython-399.pyc")
-    other.write_bytes(b"\0\0\r\n" + kept[4:])
-    before = status(site)
-    assert before["state"] == "partial"
-    assert before["stale"] == sorted(map(str, (other, stale)))
-    assert run("apply", "--site", site, "--python", sys.executable).returncode == Exit.DONE
-    assert status(site)["state"] == "overlaid"
-    assert (stale.read_bytes() != kept, other.exists()) == (True, False)
-
-
 def test_revert_compiles_what_the_installer_had_compiled(site: Path) -> None:
     compiled, other = map(importlib.util.cache_from_source, mini.PRISTINE)
     with (site / RECORD).open("a") as record:

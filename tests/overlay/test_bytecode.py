@@ -34,6 +34,7 @@ def unchecked(data: bytes) -> bytes:
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "other code": swapped,
+    "unchecked, for another Python": lambda data: b"\0\0\r\n" + unchecked(data)[4:],
     "cut off": lambda data: data[:60],
     "no code": lambda data: data[:16],
     "no code object": lambda data: data[:16] + marshal.dumps(1),
@@ -174,9 +175,11 @@ def test_an_interpreter_that_does_not_run_is_replaced_by_the_tool_s(
 
 
 def test_the_report_names_them_for_programs(overlaid: Path) -> None:
-    pyc = compiled(overlaid, OURS)
-    pyc.write_bytes(swapped(pyc.read_bytes()))
+    pycs = [compiled(overlaid, path) for path in (THEIRS, OURS)]
+    for pyc in pycs:
+        pyc.write_bytes(swapped(pyc.read_bytes()))
     report = json.loads(run("verify", "--site", overlaid, "--json").stdout)
-    assert (report["state"], report["code"], report["stale"]) == ("partial", 6, [str(pyc)])
+    assert (report["state"], report["code"]) == ("partial", Exit.PARTIAL)
+    assert report["stale"] == [*map(str, pycs)]
     changed = json.loads(run("apply", "--site", overlaid, "--json").stdout)["changed"]
-    assert changed == [os.path.relpath(pyc, overlaid)]
+    assert changed == [os.path.relpath(pyc, overlaid) for pyc in pycs]
