@@ -41,10 +41,9 @@ COMPLETE = "readiness-overlay.complete"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Make the environment that the arguments name, and run the command after ``--``, if any.
+    """Make the environment that the arguments name; return 0 if it exists or would be made.
 
-    Returns:
-        0 if the environment exists or would be made. A command replaces this process.
+    The command after ``--``, if any, then replaces this process.
     """
     argv = list(argv)
     end = argv.index("--") if "--" in argv else len(argv)
@@ -82,13 +81,8 @@ def main(argv: Sequence[str]) -> int:
 def ensure(directory: Path, purpose: str, dry_run: bool) -> bool:
     """Make an environment, unless it is complete, or somebody else's with a vLLM.
 
-    Args:
-        directory: the environment's.
-        purpose: ``serve`` or ``test``.
-        dry_run: print what would be made, and make nothing.
-
-    Returns:
-        True if the environment exists; False if a dry run would make it.
+    ``purpose`` is ``serve`` or ``test``. A dry run prints what would be made, and returns False
+    if the environment does not exist.
 
     Raises:
         Failure: the directory was not made here, or was made with another build or Python;

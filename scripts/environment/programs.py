@@ -55,10 +55,7 @@ class Program:
         return next(filter(None, map(_starts, (*self.names, *own))), None)
 
     def ensure(self) -> str:
-        """Find one, or unpack its package, on Debian and its derivatives, as any user.
-
-        Returns:
-            Its path.
+        """Return its path; unpack its package if need be, on Debian and derivatives, as any user.
 
         Raises:
             Failure: there is none, and its package cannot be had.

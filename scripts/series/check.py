@@ -21,12 +21,7 @@ FIELDS = (
 
 
 def complaints(root: Path, upstream: Callable[[str], bytes]) -> Iterator[str]:
-    """Yield a sentence for each fault of the checkout in ``root``.
-
-    Args:
-        root: the checkout.
-        upstream: returns upstream's bytes of a path.
-    """
+    """Yield a sentence for each fault of a checkout; ``upstream`` returns a path's stock bytes."""
     try:
         overlay = load_unproven(root)
         for name in unlisted(root, overlay.series):

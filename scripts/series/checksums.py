@@ -35,15 +35,11 @@ def expected_pin(
     upstream: Callable[[str], bytes] | None,
     files: Mapping[str, bytes] | None = None,
 ) -> pins.Pin:
-    """Compute the pin that the checkout in ``root`` ought to have.
+    """Compute the pin that the checkout in ``root`` ought to have, from its modules and patches.
 
-    Args:
-        root: the checkout; our modules are read from it.
-        pin: the present pin; its release and archives are kept.
-        series: the patches.
-        upstream: returns upstream's bytes of a path. If None, the checksums of the
-            patched files are kept as well.
-        files: the files of ``patches/``, by path; if None, those in ``root``.
+    Release and archives are those of the present ``pin``. ``upstream`` returns upstream's bytes of
+    a path; without it the checksums of the patched files stay as well. ``files`` has the files of
+    ``patches/`` by path, by default those in ``root``.
 
     Raises:
         OverlayError: a patch does not apply, or a file has a name that the pin cannot hold.

@@ -23,14 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: the arguments, or None for the process's own.
-
-    Returns:
-        The exit code, one of :class:`~overlay.errors.Exit`.
-    """
+    """Run one command, by default from ``sys.argv``; return its :class:`~overlay.errors.Exit`."""
     parser, commands = arguments.program(
         "series", "Edit the series of patches, and build archives."
     )

@@ -94,9 +94,7 @@ def slug(description: str) -> str:
 def bare(diff: bytes, read: Callable[[str], bytes]) -> Iterator[bytes]:
     """Yield the lines of a git diff without git's headers; each ``@@`` names its place.
 
-    Args:
-        diff: without context lines.
-        read: returns the bytes of a path after the change.
+    The diff has no context lines. ``read`` returns the bytes of a path after the change.
     """
     remaining = 0
     after = b""

@@ -24,22 +24,16 @@ _NOT_SHIPPED = ("tests/", ".ci/", ".git", "pyproject.toml")
 
 @dataclass(frozen=True)
 class Artifacts:
-    """Archive and wheel of a commit.
-
-    Attributes:
-        files: path in the checkout to bytes.
-        digest_after: the digest that their `apply` gives.
-    """
+    """Archive and wheel of a commit, by path in the checkout; digest that their `apply` gives."""
 
     files: Mapping[str, bytes]
     digest_after: str
 
 
 def vendor(overlay: Overlay, upstream: Upstream, dry_run: bool) -> list[str]:
-    """Build the vendored copies into ``vendor_overlay/``, where git ignores them.
+    """Build the vendored copies into ``vendor_overlay/``; return the paths of what has changed.
 
-    Returns:
-        The files written, relative to the checkout.
+    Git ignores them.
     """
     written = []
     for path in overlay.targets:
@@ -58,11 +52,7 @@ def dist(root: Path, upstream: Callable[[Overlay], Upstream], dry_run: bool) -> 
     The archive, ``vllm-readiness-overlay-VERSION.tar``, is not compressed, because compressors
     differ between Python versions and the same commit must give the same bytes everywhere. Unless
     the tag ``vVERSION`` points at HEAD, the version has a local label, made of the commit.
-
-    Args:
-        root: the checkout.
-        upstream: returns upstream's files, proven by the overlay of HEAD.
-        dry_run: check, and write nothing.
+    ``upstream`` returns upstream's files, proven by the overlay of HEAD.
 
     Raises:
         OverlayError: there is no git checkout, or its overlay contradicts itself.

@@ -21,17 +21,10 @@ from series.upstream import Upstream
 def edit(
     overlay: Overlay, upstream: Upstream, dry_run: bool, patch_name: str | None = None
 ) -> list[str]:
-    """Lay out upstream's modules in a git tree, with a commit for each patch.
+    """Lay out upstream's modules in a git tree, with a commit for each patch; return its path.
 
-    Args:
-        overlay: the overlay.
-        upstream: the files of the pinned release.
-        dry_run: whether to write nothing.
-        patch_name: of a patch to begin, without a number: the next commit's message in the tree
-            begins with its header.
-
-    Returns:
-        The tree, relative to the checkout.
+    ``upstream`` is the pinned release. The next commit's message in the tree begins with the header
+    of a patch named ``patch_name``, which has no number.
 
     Raises:
         OverlayError: the tree holds work that `make refresh` has not written out,
@@ -98,18 +91,9 @@ def rebase(
     """Lay out the series as :func:`edit` does, and rebase it onto another release with git.
 
     Patches that merge are committed, and patches whose change the release already holds are
-    dropped. git stops at a patch that conflicts, as in any rebase, for the author to resolve.
-    `make refresh` afterwards writes patches/ and VERSION_PIN for that release.
-
-    Args:
-        overlay: the overlay.
-        upstream: the files of the pinned release.
-        release: the files of the other release.
-        version: of the other release.
-        archives: its wheels, by file name, with their SHA-256.
-
-    Returns:
-        The files that conflict in the patch at which git has stopped.
+    dropped. git stops at a patch that conflicts, as in any rebase, for the author to resolve; the
+    files that conflict in it are returned. `make refresh` afterwards writes patches/ and
+    VERSION_PIN for that release. ``archives`` maps its wheels' names to SHA-256.
 
     Raises:
         OverlayError: as for :func:`edit`; or the release is the pinned one; or git could

@@ -28,17 +28,10 @@ def call(
     succeeded: Callable[[int], bool] = lambda code: code == 0,
     next_step: str = "delete build/edit and lay it out again, or mend the tree with git",
 ) -> tuple[bytes, int]:
-    """Run git in a directory.
+    """Run git in a repository's root, or in no repository; return its output and exit code.
 
-    Args:
-        folder: the directory: a repository's root, or one in no repository.
-        arguments: the command, without ``git``.
-        input: git's standard input.
-        succeeded: tells of an exit code whether it is an answer.
-        next_step: advice to a person if git fails.
-
-    Returns:
-        Standard output and the exit code.
+    ``succeeded`` tells of an exit code whether it is an answer. ``next_step`` is the advice if git
+    fails.
 
     Raises:
         OverlayError: git is not installed, or has failed.
@@ -79,18 +72,9 @@ def text(tree: Path, *arguments: str, input: str = "") -> str:
 
 
 def run(arguments: Sequence[str], files: Mapping[str, bytes], most: int) -> tuple[bytes, int]:
-    """Run git on a few files that are in no repository.
+    """Run git on files in no repository, by plain name, as :func:`call` does.
 
-    Args:
-        arguments: the command, without ``git``.
-        files: contents by plain name.
-        most: the highest exit code that is an answer; above it, git has failed.
-
-    Returns:
-        Standard output and the exit code.
-
-    Raises:
-        OverlayError: git is not installed, or has failed.
+    ``most`` is the highest exit code that is an answer; above it, git has failed.
     """
     with tempfile.TemporaryDirectory(prefix="overlay-git-") as scratch:
         for name, content in files.items():

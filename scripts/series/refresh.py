@@ -22,10 +22,8 @@ from series.upstream import Upstream
 def refresh(root: Path, dry_run: bool) -> list[str]:
     """Write patches/ and VERSION_PIN from ``build/edit``, and the page of errata.
 
-    Without that tree the patches stay, and VERSION_PIN follows our own modules.
-
-    Returns:
-        The files written or removed, relative to the checkout.
+    Without that tree the patches stay, and VERSION_PIN follows our own modules. The paths of the
+    files written or removed are returned.
 
     Raises:
         OverlayError: the tree has uncommitted changes, a commit without the DEP-3
@@ -106,17 +104,10 @@ def candidate(
     archives: Mapping[str, str],
     commits: Iterable[tuple[str, Mapping[str, bytes]]],
 ) -> tuple[dict[str, bytes], pins.Pin]:
-    """The series and the pin for another release, from the files before and after each patch.
+    """The files of ``patches/`` and the pin for another release, as `make refresh` writes them.
 
-    Args:
-        overlay: the overlay; the candidate has the same modules of our own.
-        release: the release's files.
-        version: of that release.
-        archives: its wheels, by file name, with their SHA-256.
-        commits: each patch's header, and the files that it changes, afterwards.
-
-    Returns:
-        The files of ``patches/``, and the pin, as `make refresh` would write them.
+    Our own modules are those of ``overlay``. ``archives`` maps its wheels' names to
+    SHA-256. ``commits`` has each patch's header, and the files that it changes, afterwards.
 
     Raises:
         OverlayError: git is not installed, or a commit cannot be a patch.

@@ -46,11 +46,8 @@ def lay_out(
 ) -> None:
     """Make a git tree of upstream's modules, and a branch with a commit for each patch.
 
-    Args:
-        tree: the directory; a tree in it is laid out anew.
-        title: the message of the first commit.
-        upstream: the modules.
-        commits: each patch's header, and the files that it changes, afterwards.
+    A tree in that directory is laid out anew. ``title`` is the message of the first commit.
+    ``commits`` has each patch's header, and the files that it changes, afterwards.
     """
     tree.mkdir(parents=True, exist_ok=True)
     if not (tree / ".git").exists():
@@ -146,12 +143,7 @@ def note_release(tree: Path, release: tuple[str, Mapping[str, str]] | None) -> N
 
 
 def pin_of_release(tree: Path, pin: pins.Pin) -> pins.Pin:
-    """The pin of the release that the tree is for, as far as it is known.
-
-    Args:
-        tree: the tree.
-        pin: the checkout's present pin.
-    """
+    """The pin of the release that the tree is for, as far as known; ``pin`` is the present one."""
     release = json.loads(_setting(tree, _RELEASE) or "null")
     if not release:
         return pin

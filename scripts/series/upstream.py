@@ -21,12 +21,9 @@ from overlay.state import inspect
 
 @dataclass(frozen=True)
 class Upstream:
-    """Upstream's Python files.
+    """Paths of all modules of the vllm package in site-packages, and a reader of their bytes.
 
-    Attributes:
-        paths: every module of the vllm package, relative to site-packages.
-        read: returns the bytes of one of them. Files that the pin lists are proven.
-        metadata: METADATA of the distribution, or nothing if it is not known.
+    Files that the pin lists are proven. ``metadata`` is METADATA, or empty if it is not known.
     """
 
     paths: tuple[str, ...]
