@@ -24,35 +24,34 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Program:
-    """A program, and the package that has it.
+    """A program, by its name, which its package in Debian has, too.
 
     Attributes:
-        names: under which it may be on PATH, the best first.
-        package: Debian's.
         purpose: what the tests do with it.
-        variable: of the environment, which may name one.
         linked: whether it may need libraries that are not installed. They are unpacked, too,
             and it is told where they are.
     """
 
-    names: tuple[str, ...]
-    package: str
+    name: str
     purpose: str
-    variable: str
     linked: bool = False
 
+    @property
+    def _variable(self) -> str:
+        """The environment's variable that may name one."""
+        return self.name.upper()
+
     def find(self) -> str | None:
-        """The path of one that starts: the variable's, or the first of the names, or None.
+        """The path of one that starts: the variable's, one on PATH, or one unpacked; or None.
 
         Raises:
             Failure: the variable names something that does not start.
         """
-        if named := os.environ.get(self.variable):
+        if named := os.environ.get(self._variable):
             if program := _starts(named):
                 return program
-            raise Failure(f"{self.variable}={named} does not start; name another one, or unset it")
-        own = [str(UNPACKED / "usr" / "bin" / name) for name in self.names]
-        return next(filter(None, map(_starts, (*self.names, *own))), None)
+            raise Failure(f"{self._variable}={named} does not start; name another one, or unset it")
+        return _starts(self.name) or _starts(str(UNPACKED / "usr" / "bin" / self.name))
 
     def ensure(self) -> str:
         """Return its path; unpack its package if need be, on Debian and derivatives, as any user.
@@ -63,7 +62,7 @@ class Program:
         if program := self.find():
             return program
         if shutil.which(_APT[0]):
-            where = f"unpacking it in {UNPACKED} (apt-get, {self.package})"
+            where = f"unpacking it in {UNPACKED} (apt-get, {self.name})"
             print(f"the tests {self.purpose}: {where}", flush=True)
             if not self._unpack() and os.geteuid() == 0:  # The package lists may be old or absent.
                 subprocess.run([*_APT, "update"], check=False)
@@ -72,25 +71,23 @@ class Program:
                 return program
         raise Failure(
             f"the tests {self.purpose}, and there is none that starts. Install it (Debian: "
-            f"apt-get install {self.package}, as root), or name one with "
-            f"{self.variable}=/path/to/it, and run it again"
+            f"apt-get install {self.name}, as root), or name one with "
+            f"{self._variable}=/path/to/it, and run it again"
         )
 
     def _unpack(self) -> bool:
-        libraries = _missing_libraries(self.package) if self.linked else []
+        libraries = _missing_libraries(self.name) if self.linked else []
         tools = ["patchelf"] if libraries else []
         UNPACKED.mkdir(parents=True, exist_ok=True)
         return (
-            _run([*_APT, "download", self.package, *libraries, *tools], UNPACKED)
+            _run([*_APT, "download", self.name, *libraries, *tools], UNPACKED)
             and all(map(_unpack, sorted(UNPACKED.glob("*.deb"))))
-            and (not libraries or _link(UNPACKED / "usr" / "bin" / self.names[0]))
+            and (not libraries or _link(UNPACKED / "usr" / "bin" / self.name))
         )
 
 
-PROMETHEUS = Program(
-    ("prometheus",), "prometheus", "let a Prometheus scrape a server", "PROMETHEUS"
-)
-BUILDAH = Program(("buildah",), "buildah", "build container images", "BUILDAH", linked=True)
+PROMETHEUS = Program("prometheus", "let a Prometheus scrape a server")
+BUILDAH = Program("buildah", "build container images", linked=True)
 #: What `make test` needs.
 TESTS = (PROMETHEUS, BUILDAH)
 
