@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 import subprocess
 from collections.abc import Mapping
@@ -11,9 +12,8 @@ from overlay.errors import Exit, OverlayError, usage
 from overlay.source import Overlay
 
 from series import git, tree
-from series.check import unlisted
+from series.check import FIELDS, unlisted
 from series.commits import LONGEST_SLUG, slug
-from series.headers import skeleton
 from series.tree import EDIT, PRISTINE
 from series.upstream import Upstream
 
@@ -58,8 +58,14 @@ def edit(
         tree.note_saved(folder, overlay.root)
         if patch_name is not None:
             title = patch_name.replace("-", " ").capitalize()
-            tree.begin_message(folder, skeleton(title))
+            tree.begin_message(folder, _header(title))
     return [EDIT]
+
+
+def _header(description: str) -> str:
+    """A header for the author to complete: all fields but Description and Last-Update are empty."""
+    texts = {"Description": description, "Last-Update": datetime.date.today().isoformat()}
+    return "".join(f"{name}: {texts.get(name, '')}".rstrip() + "\n" for name in FIELDS)
 
 
 def _refuse_name(overlay: Overlay, name: str) -> None:
