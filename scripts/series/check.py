@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from overlay.errors import OverlayError
+from overlay.files import holds
 from overlay.patches import SERIES, Series, header_fields
 from overlay.source import Overlay
 from overlay.words import SERVES
@@ -29,10 +30,10 @@ def complaints(root: Path, upstream: Callable[[str], bytes]) -> Iterator[str]:
         for patch in overlay.series.patches:
             for name in missing_fields(patch.header):
                 yield f"patches/{patch.name}: the header lacks {name}"
-        if not is_catalogue(root, overlay.series):
+        if not holds(root / "patches" / catalogue.NAME, catalogue.page(overlay.series)):
             yield f"patches/{catalogue.NAME} is stale: run `make refresh`"
         for name, page in errata.pages(root).items():
-            if not (root / name).is_file() or (root / name).read_bytes() != page:
+            if not holds(root / name, page):
                 yield f"{name} is not what patches/{errata.NAME} gives: run `make refresh`"
         pin = expected_pin(root, overlay.pin, overlay.series, upstream)
     except OverlayError as error:
@@ -51,12 +52,6 @@ def missing_fields(header: str) -> list[str]:
     """The required DEP-3 fields that ``header`` lacks or leaves empty."""
     fields = header_fields(header)
     return [name for name in FIELDS if not fields.get(name)]
-
-
-def is_catalogue(root: Path, series: Series) -> bool:
-    """Return whether the page in patches/ is the one that the series gives."""
-    page = root / "patches" / catalogue.NAME
-    return page.is_file() and page.read_bytes() == catalogue.page(series)
 
 
 def unlisted(root: Path, series: Series) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from overlay.errors import Exit, OverlayError, damaged
+from overlay.files import holds
 from overlay.hints import VERSION
 from overlay.source import Overlay
 
@@ -39,7 +40,7 @@ def vendor(overlay: Overlay, upstream: Upstream, dry_run: bool) -> list[str]:
     for path in overlay.targets:
         data = overlay.overlaid_bytes(path, upstream.read(path))
         file = overlay.root / "vendor_overlay" / path
-        if not file.is_file() or file.read_bytes() != data:
+        if not holds(file, data):
             written.append(f"vendor_overlay/{path}")
             if not dry_run:
                 write_file(file, data)

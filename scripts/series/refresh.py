@@ -8,6 +8,7 @@ from pathlib import Path
 
 from overlay import pin as pins
 from overlay.errors import Exit, OverlayError, damaged
+from overlay.files import holds
 from overlay.patches import SERIES, Series
 from overlay.pin import sha256
 from overlay.source import Overlay
@@ -126,11 +127,7 @@ def _save(root: Path, files: dict[str, bytes], pin: pins.Pin, dry_run: bool) -> 
     files |= {pins.NAME: pin.dumps().encode(), **errata.pages(root)}
     present = {f"patches/{file.name}" for file in tree.generated(root)}
     gone = sorted(present - set(files)) if f"patches/{SERIES}" in files else []
-    changed = [
-        name
-        for name, data in sorted(files.items())
-        if not (root / name).is_file() or (root / name).read_bytes() != data
-    ]
+    changed = [name for name, data in sorted(files.items()) if not holds(root / name, data)]
     if not dry_run:
         for name in changed:
             write_file(root / name, files[name])
