@@ -25,14 +25,8 @@ from support.faults import Call, calls, cut, digest
 class Case:
     """Commands over copies of an installation, and the two whole states that they lead to.
 
-    Args:
-        folder: for the copies.
-        site: a pristine installation.
-        overlay: the overlay that is laid.
-        python: the interpreter that compiles, if any.
-        step: the cuts that are tried: each, or one of several.
-        older: an installation with another version of the overlay, to start from.
-        choice: the options of ``apply`` that choose a part.
+    They start from ``site``, which is pristine, or from ``older``, which has another version of the
+    overlay. Every ``step``-th cut is tried. ``choice`` has the options of ``apply`` for a part.
     """
 
     def __init__(

@@ -59,19 +59,12 @@ class Call(NamedTuple):
 
 
 def cut(arguments: Sequence[str], root: Path, at: int, error: int = 0) -> int | None:
-    """Run the tool with a fault.
+    """Run the tool of the checkout ``root`` with a fault; return the status that ``waitpid`` gives.
 
-    Args:
-        arguments: of the command line.
-        root: the overlay's checkout.
-        at: the run is killed before its change number ``at``, counted from 1; a write is half
-            done.
-        error: instead, its call number ``at`` fails with this error. Every call counts, also
-            one that changes nothing. A close that fails has closed.
-
-    Returns:
-        None if the run made fewer changes or calls and ended with 0; otherwise the status that
-        ``waitpid`` gives.
+    The run is killed before its change number ``at``, counted from 1; a write is half done. With
+    ``error``, its call number ``at`` fails with this error instead. Then every call counts, also
+    one that changes nothing. A close that fails has closed. None is returned if the run made fewer
+    changes or calls and ended with 0.
     """
     status: int | None = _answer(arguments, root, at, error)
     return status

@@ -20,11 +20,8 @@ def admit(folder: Path) -> None:
 def run(folder: Path, *arguments: str) -> tuple[int, str]:
     """Run a command in a forked child that is nobody; its exit code and stderr.
 
-    The child has imported the tool, which nobody may not be able to read.
-
-    Args:
-        folder: the test's directory; see :func:`admit`.
-        arguments: of the command line.
+    The child has imported the tool, which nobody may not be able to read. ``folder`` is the test's
+    directory, which was admitted.
     """
     error = folder / "stderr"
     if not (child := os.fork()):
