@@ -21,16 +21,8 @@ from pathlib import Path
 from urllib.request import urlopen
 
 if not __package__:
-    # Started by its directory: load that, and what it needs, as the packages that they are.
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    for name in ("overlay", "probe"):
-        origin = Path(__file__).resolve().parents[1] / name / "__init__.py"
-        spec = spec_from_file_location(name, origin)
-        assert spec
-        assert spec.loader
-        sys.modules[name] = module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
+    # Run by path (`python3 scripts/probe`), not with -m: import from the package's parent.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from overlay import output
 from overlay.output import escaped
