@@ -297,9 +297,7 @@ def test_sides_differ_in_installation_runner_and_switch(
     side: str, origin: str, variables: dict[str, str | None], tmp_path: Path
 ) -> None:
     """The interpreter is a shell script that shows its environment."""
-    python, log = tmp_path / "python", tmp_path / "log"
-    python.write_text("#!/bin/sh\nenv\n")
-    python.chmod(0o755)
+    python, log = sites.script(tmp_path / "python", "env"), tmp_path / "log"
     views = Installations.__new__(Installations)
     views.work, views.python, views.digests, views.peer = tmp_path, str(python), {}, "0.26.0"
     views.views = {name: tmp_path / name for name in ("stock", "overlaid", views.peer)}

@@ -23,9 +23,8 @@ def test_the_interpreter_is_the_one_behind_a_shim(
 ) -> None:
     """A child runs in another directory, where the shim would choose another."""
     site = sites.small(tmp_path / "site")
-    shim = tmp_path / "python"
-    shim.write_text(f'#!/bin/sh\n[ -e .python-version ] && exec {sys.executable} "$@"\nexit 127\n')
-    shim.chmod(0o755)
+    shim = f'[ -e .python-version ] && exec {sys.executable} "$@"\nexit 127'
+    sites.script(tmp_path / "python", shim)
     (tmp_path / ".python-version").write_text("")
     monkeypatch.chdir(tmp_path)
     argv = ["--site", str(site), "--python", "./python", "--out", str(tmp_path / "out")]
@@ -66,11 +65,10 @@ def test_an_overlaid_installation_is_measured_against_its_pristine_self(tmp_path
 
 def test_an_interpreter_that_imports_another_vllm_is_refused(tmp_path: Path) -> None:
     site = sites.small(tmp_path / "site")
-    hook = tmp_path / "python"
-    hook.write_text(f'#!/bin/sh\nPYTHONPATH={sites.UPSTREAM} exec {sys.executable} "$@"\n')
-    hook.chmod(0o755)
+    hook = f'PYTHONPATH={sites.UPSTREAM} exec {sys.executable} "$@"'
+    python = sites.script(tmp_path / "python", hook)
     with pytest.raises(Failure, match="does not import vLLM from the stock side"):
-        views(site, tmp_path / "work", str(hook))
+        views(site, tmp_path / "work", str(python))
 
 
 def test_a_peer_is_a_side_of_its_own_version(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from bench.run import Run, load
 from bench.servers import server
 from bench.servers.client import Clients, Reply, Window, request
 from demo import model
-from support import forked, rust
+from support import forked, rust, sites
 from support.asynchronous import announce
 from support.benches import bench
 from support.processes import gone
@@ -310,7 +310,7 @@ server._GRACE = 0.5
 spec = {"model": "model", "tokenizer": "model", "flags": [], "front_end": "python"}
 server.Server({**spec, "path": "", "memory": 0.4})
 """
-STUBBORN = """#!/bin/sh
+STUBBORN = """
 trap '' TERM
 sleep 60 &
 touch "$0.started"
@@ -318,13 +318,11 @@ for second in 1 2 3 4 5 6 7 8 9 10; do sleep 1; done
 """
 
 
-@pytest.mark.parametrize(("script", "killed"), [("#!/bin/sh\nexit 3\n", False), (STUBBORN, True)])
+@pytest.mark.parametrize(("script", "killed"), [("exit 3", False), (STUBBORN, True)])
 def test_a_server_ends_with_the_process_that_drives_it(
     tmp_path: Path, mark: str, script: str, killed: bool
 ) -> None:
-    server = tmp_path / "python"
-    server.write_text(script)
-    server.chmod(0o755)
+    server = sites.script(tmp_path / "python", script)
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, str(server)],
         env={**os.environ, "PYTHONPATH": str(REPO / "scripts")},

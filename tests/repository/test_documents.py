@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import venv
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -81,11 +80,6 @@ class Sandbox(NamedTuple):
     paths: dict[str, str]
 
 
-def program(file: Path, text: str) -> None:
-    file.write_text(text)
-    file.chmod(0o755)
-
-
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Sandbox:
     root = tmp_path / "checkout"
@@ -98,31 +92,29 @@ def sandbox(tmp_path: Path) -> Sandbox:
         git(root, *command)
 
     for folder in (root / ".venv", tmp_path / "venv"):
-        venv.create(folder)
-        sites.small(library(folder))
+        sites.small(sites.venv(folder))
     whole = sites.OVERLAY.series.apply(PATCHED, (sites.UPSTREAM / PATCHED).read_bytes())
     overlaid = sites.small(tmp_path / "site-packages")
     assert sites.run("apply", "--site", overlaid).returncode == 0
     (tmp_path / "run.probe").write_text(PAGE)
 
     programs = tmp_path / "bin"
-    programs.mkdir()
     real = shutil.which("make")
     python = tmp_path / "venv" / "bin" / "python"
-    program(
+    sites.script(
         programs / "make",
-        f'#!/bin/sh\ncase "$1" in {QUICK}) ;; *) set -- -n "$@" ;; esac\n'
-        f'exec {real} --no-print-directory PYTHON3={python} "$@"\n',
+        f'case "$1" in {QUICK}) ;; *) set -- -n "$@" ;; esac\n'
+        f'exec {real} --no-print-directory PYTHON3={python} "$@"',
     )
-    program(programs / "python3", f'#!/bin/sh\nexec {python} "$@"\n')
+    sites.script(programs / "python3", f'exec {python} "$@"')
     # In place of installers: a reinstall puts upstream's files back.
     # tests/overlay/test_reinstall.py has real ones.
     for name, folder in (("uv", root / ".venv"), ("pip-sync", tmp_path / "venv")):
-        revert = f"{python} {root}/scripts/overlay revert --venv {folder}"
-        program(programs / name, f"#!/bin/sh\nexec {revert}\n")
+        revert = f"exec {python} {root}/scripts/overlay revert --venv {folder}"
+        sites.script(programs / name, revert)
     # In place of vLLM: what it asks our variables when it starts.
-    program(
-        programs / "vllm",
+    vllm = sites.script(programs / "vllm", "")
+    vllm.write_text(
         f"#!{sys.executable} -S\n"
         f"import sys; sys.path.insert(0, {str(REPO / 'vendor_overlay')!r})\n"
         "from vllm.v1.readiness.engine import switch\n"
@@ -130,7 +122,7 @@ def sandbox(tmp_path: Path) -> Sandbox:
         "for read in switch.VARIABLES.values(): read()\n",
     )
     for folder in (root / ".venv", tmp_path / "venv"):
-        (folder / "bin" / "vllm").symlink_to(programs / "vllm")
+        (folder / "bin" / "vllm").symlink_to(vllm)
     (root / "server.log").touch()
     paths = {
         "/opt/venv/lib/python3.12/site-packages": str(library(tmp_path / "venv")),

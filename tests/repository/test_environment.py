@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -18,12 +17,6 @@ from support.checkouts import library
 from support.sites import snapshot
 
 REAL_UV = Path(sys.executable).parent / "uv"
-
-
-def program(file: Path, text: str) -> Path:
-    file.write_text(f"#!/bin/sh\n{text}\n")
-    file.chmod(0o755)
-    return file
 
 
 class Uv(NamedTuple):
@@ -48,7 +41,7 @@ def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Uv:
         [ "$1" != "$(cat {uv.failing})" ] || exit 3
         [ "$1" != venv ] || exec {REAL_UV} "$@"
         cp -r {wheel}/. "${{4%/bin/python}}"/lib/python*/site-packages/"""
-    monkeypatch.setenv("UV", str(program(tmp_path / "uv", fake)))
+    monkeypatch.setenv("UV", str(sites.script(tmp_path / "uv", fake)))
     monkeypatch.setattr(making, "BUILD", tmp_path / "build")
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
     return uv
@@ -75,9 +68,9 @@ def cut_off(folder: Path, uv: Uv, command: str) -> None:
 
 
 def somebodys(folder: Path, holds_vllm: bool = True) -> Path:
-    venv.create(folder)
+    site = sites.venv(folder)
     if holds_vllm:
-        sites.small(library(folder))
+        sites.small(site)
     return folder
 
 

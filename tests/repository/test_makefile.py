@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,9 +30,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def make_in(root: Path, tmp_path: Path) -> Make:
     """Runs make in ``root``, where no environment is to be made."""
-    program = tmp_path / "uv"
-    program.write_text(f"#!/bin/sh\ntouch {root}/asked\n")
-    program.chmod(0o755)
+    program = sites.script(tmp_path / "uv", f"touch {root}/asked")
 
     def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         done = make("-C", str(root), *arguments, UV=str(program), **environment)
@@ -57,8 +54,7 @@ def test_the_round_trip(site: Path) -> None:
 @pytest.mark.parametrize("by", ["command line", "environment"])
 def test_every_value_is_taken_as_it_stands(tmp_path: Path, by: str) -> None:
     folder = tmp_path / f"venv {ODD}"
-    venv.create(folder)
-    site = sites.small(library(folder))
+    site = sites.small(sites.venv(folder))
     python = folder / "bin" / "python"
     for name, value in (("VENV", folder), ("SITE", site), ("PYTHON", python)):
         if by == "environment":
@@ -76,8 +72,7 @@ def test_every_value_is_taken_as_it_stands(tmp_path: Path, by: str) -> None:
 
 
 def test_a_value_that_is_empty_is_refused_where_it_is_named(tmp_path: Path) -> None:
-    venv.create(tmp_path / "venv")
-    sites.small(library(tmp_path / "venv"))
+    sites.small(sites.venv(tmp_path / "venv"))
     active = {"VIRTUAL_ENV": str(tmp_path / "venv")}
     names = "VENV SITE PYTHON WHEEL FILE EXTRA PATCH RELEASE SHA256 LEAVE"
     for name in names.split():
@@ -123,8 +118,7 @@ def test_a_dry_run_makes_nothing(root: Path, make_in: Make) -> None:
         assert done.returncode == 0, done.stderr
         assert "would make .venv with vllm" in done.stderr
     assert snapshot(root) == before
-    venv.create(root / ".venv")
-    sites.small(library(root / ".venv"))
+    sites.small(sites.venv(root / ".venv"))
     before = snapshot(root)
     assert "files would be overlaid" in make_in("apply", "ARGS=--dry").stdout
     assert snapshot(root) == before
@@ -198,8 +192,7 @@ def test_diff_shows_the_text_and_makes_nothing(root: Path, make_in: Make) -> Non
     assert "diff: no vLLM is named; ARGS needs one: VENV=dir" in refused.stderr
     assert refused.stdout == ""
     assert snapshot(root) == before
-    venv.create(root / ".venv")
-    sites.small(library(root / ".venv"))
+    sites.small(sites.venv(root / ".venv"))
     before = snapshot(root)
     done = make_in("diff")
     assert done.returncode == 0, done.stderr
@@ -211,8 +204,7 @@ def test_diff_shows_the_text_and_makes_nothing(root: Path, make_in: Make) -> Non
 def test_what_was_made_with_another_release_is_not_taken_for_upstream_s(
     root: Path, make_in: Make
 ) -> None:
-    venv.create(root / ".venv")
-    sites.small(library(root / ".venv"))
+    sites.small(sites.venv(root / ".venv"))
     shown = make_in("diff").stdout
     assert "\n@@" in shown
     mark = root / ".venv" / "readiness-overlay.made"
