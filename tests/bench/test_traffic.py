@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from bench import traffic
+from bench.harness.pairs import Start
 from bench.loops.arguments import arguments
 from bench.loops.rows import ENGINES, MARKERS, ROWS, SHAPES, Request, request
 from bench.loops.timed import CHANGED, MIXED, SAME, Clock
@@ -194,16 +195,17 @@ def test_rows_ask_for_what_they_are_named_after() -> None:
     assert len(seeds) == 12
 
 
+def starts(spec: dict[str, Any], *shapes: str, **named: Any) -> list[Start]:
+    """The starts of a round on a GPU, against stock and Model Runner V2, with these arguments."""
+    pairs = [("overlaid", "stock"), ("overlaid", "mrv2")]
+    usual = {"pairs": pairs, "rows": None, "graphs": None, "drafts": "none", "gpus": ["0"]}
+    args = argparse.Namespace(**{**usual, "shapes": shapes, **named})
+    return list(traffic.starts(args, spec))
+
+
 def test_model_runner_v2_is_given_what_it_supports() -> None:
-    args = argparse.Namespace(
-        shapes=["half-b-128", "half-b-32", "hybrid-64"],
-        pairs=[("overlaid", "stock"), ("overlaid", "mrv2")],
-        rows=None,
-        graphs=["piecewise"],
-        drafts="none",
-        gpus=["0"],
-    )
-    made = list(traffic.starts(args, {"kind": "served"}))
+    shapes = ("half-b-128", "half-b-32", "hybrid-64")
+    made = starts({"kind": "served"}, *shapes, graphs=["piecewise"])
     assert [f"{start.engine}, {start.sides[1]}" for start in made] == [
         "0.5B, piecewise, stock",
         "0.5B, piecewise, thinking budget configured, stock",
@@ -228,16 +230,8 @@ def test_model_runner_v2_is_given_what_it_supports() -> None:
 def test_with_drafts_only_what_vllm_serves_is_measured(
     drafts: str, others: list[str], tmp_path: Path
 ) -> None:
-    args = argparse.Namespace(
-        shapes=["half-b-32"],
-        pairs=[("overlaid", "stock"), ("overlaid", "mrv2")],
-        rows=["greedy", "mixed"],
-        graphs=["none"],
-        drafts=drafts,
-        gpus=["0"],
-    )
     spec = {"models": str(tmp_path), "drafts": drafts, "memory": 0.4}
-    made = list(traffic.starts(args, spec))
+    made = starts(spec, "half-b-32", rows=["greedy", "mixed"], graphs=["none"], drafts=drafts)
     assert [start.sides[1] for start in made] == others
     for start in made:
         assert start.engine == f"0.5B, none, {drafts} drafts"
@@ -256,14 +250,6 @@ def test_with_drafts_only_what_vllm_serves_is_measured(
 def test_graphs_are_those_of_the_engine_unless_they_are_named(
     gpus: list[str], abouts: list[str]
 ) -> None:
-    shapes = ["half-b-128", "hybrid-64"]
-    args = argparse.Namespace(
-        shapes=shapes,
-        pairs=[("overlaid", "stock")],
-        rows=["plain"],
-        graphs=None,
-        drafts="none",
-        gpus=gpus,
-    )
-    found = [start.engine for start in traffic.starts(args, {})]
+    made = starts({}, "half-b-128", "hybrid-64", rows=["plain"], gpus=gpus)
+    found = [start.engine for start in made]
     assert found[: len(abouts)] == abouts
