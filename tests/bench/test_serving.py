@@ -21,13 +21,12 @@ from typing import Any
 import pytest
 from bench import serving
 from bench.errors import Failure
-from bench.run import Run, load
+from bench.run import Run
 from bench.servers import server
 from bench.servers.client import Clients, Reply, Window, request
 from demo import model
-from support import forked, rust, sites
-from support.asynchronous import announce
-from support.benches import bench
+from support import rust, sites
+from support.benches import measured
 from support.processes import gone
 from support.sites import REPO, UPSTREAM
 from tokenizers import Tokenizer
@@ -47,23 +46,9 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> str:
     return f"MARK={value}"
 
 
-def logs(out: Path) -> str:
-    """The logs that a run has kept."""
-    return "\n".join(
-        f"{path.name}:\n{path.read_text(errors='replace')}" for path in out.glob("*.log")
-    )
-
-
-def measured(out: Path, *arguments: str) -> Run:
-    """A whole run."""
-    paths = [announce(out.parent / "plugins", forked.fork), REPO / "tests"]
-    words = (*TINY, *arguments)
-    done = bench("serving", out, *words, paths=paths, environment=forked.ENVIRONMENT)
-    assert done.returncode == 0, done.stderr + logs(out)
-    run = load(out / "run.json")
-    assert run.complete
-    assert run.problems == [], logs(out)
-    return run
+def measure(out: Path, *arguments: str) -> Run:
+    """A run of the smallest engine."""
+    return measured("serving", out, *TINY, *arguments)
 
 
 @pytest.mark.slow
@@ -77,7 +62,7 @@ def measured(out: Path, *arguments: str) -> Run:
 def test_streams_are_measured_on_both_sides_with_the_cores_of_each_process(
     servers: int, cases: list[str], kinds: set[str], tmp_path: Path, mark: str
 ) -> None:
-    run = measured(tmp_path / "out", "--api-servers", str(servers), "--cases", *cases)
+    run = measure(tmp_path / "out", "--api-servers", str(servers), "--cases", *cases)
     assert [(one.case, one.order) for one in run.slices] == [
         (f"{case}, 4", order) for case in cases for order in (0, 1)
     ]
@@ -97,7 +82,7 @@ def test_streams_are_measured_behind_the_rust_front_end(
     tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_RUST_FRONTEND_PATH", str(rust.binary()))
-    run = measured(tmp_path / "out", "--front-end", "rust", "--cases", "mixed")
+    run = measure(tmp_path / "out", "--front-end", "rust", "--cases", "mixed")
     assert run.title.endswith("served with the Rust front end.")
     for one in run.slices:
         for figures in one.figures:
@@ -114,7 +99,7 @@ FLAGS = "--enforce-eager --max-model-len 128 --max-num-seqs 3"
 
 @pytest.mark.slow
 def test_own_traffic_is_driven_with_the_servers_own_flags(tmp_path: Path, mark: str) -> None:
-    run = measured(tmp_path / "out", "--client", CLIENT, "--server", FLAGS)
+    run = measure(tmp_path / "out", "--client", CLIENT, "--server", FLAGS)
     assert run.title == f"`vllm bench serve {CLIENT}`, served with 1 API server {FLAGS}."
     assert len(run.slices) == 2
     assert all(figures["tokens/s"] > 0 for one in run.slices for figures in one.figures)

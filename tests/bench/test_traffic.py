@@ -5,7 +5,7 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,41 +16,24 @@ from bench.harness.pairs import Start
 from bench.loops.arguments import arguments
 from bench.loops.rows import ENGINES, MARKERS, ROWS, SHAPES, Request, request
 from bench.loops.timed import CHANGED, MIXED, SAME, Clock
-from bench.run import Run, load
-from support import forked
-from support.asynchronous import announce
-from support.benches import bench
-from support.sites import REPO
+from bench.run import Run
+from support.benches import measured
 from support.slow_fixes import SLOWER, slow
 from vllm import SamplingParams
 
 SIDES = ("overlaid", "overlaid=-fixes")
 
 
-@pytest.fixture
-def measure(tmp_path: Path) -> Callable[..., Run]:
+def measure(program: str, out: Path, *arguments: str) -> Run:
     """A run of the smallest engine, in which steps are slower where the fixes are on."""
-
-    def run(*arguments: str, program: str = "traffic") -> Run:
-        sizes = ("--shapes", "tiny-4", "--rounds", "1", "--pairs", "/".join(SIDES))
-        done = bench(
-            *(program, tmp_path / "out"),
-            *(*sizes, *arguments),
-            paths=[announce(tmp_path / "plugins", slow, forked.fork), REPO / "tests"],
-            environment=forked.ENVIRONMENT,
-        )
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-        run = load(tmp_path / "out" / "run.json")
-        assert run.complete
-        assert run.problems == []
-        return run
-
-    return run
+    sizes = ("--shapes", "tiny-4", "--rounds", "1", "--pairs", "/".join(SIDES))
+    return measured(program, out, *sizes, *arguments, plugins=(slow,))
 
 
 @pytest.mark.slow
-def test_a_planted_cost_is_found_in_its_part_of_every_kind_of_step(measure: Any) -> None:
-    run = measure("--rows", "plain", "--places", "1", "--seconds", "3", program="parts")
+def test_a_planted_cost_is_found_in_its_part_of_every_kind_of_step(tmp_path: Path) -> None:
+    arguments = ("--rows", "plain", "--places", "1", "--seconds", "3")
+    run = measure("parts", tmp_path / "out", *arguments)
     parts = ("execute_model", "_prepare_inputs", "sample_tokens", "schedule", "update_from_output")
     assert (len(run.slices), run.load) == (2, "steps")
     for one in run.slices:
@@ -62,9 +45,10 @@ def test_a_planted_cost_is_found_in_its_part_of_every_kind_of_step(measure: Any)
 
 
 @pytest.mark.slow
-def test_sides_that_run_at_the_same_time_exchange_places(measure: Any) -> None:
+def test_sides_that_run_at_the_same_time_exchange_places(tmp_path: Path) -> None:
     rows = ("plain", "grammars", "bad-words")
-    run = measure("--rows", *rows, "--places", "2", "--seconds", "1")
+    arguments = ("--rows", *rows, "--places", "2", "--seconds", "1")
+    run = measure("traffic", tmp_path / "out", *arguments)
     cases = [f"{row}, 4" for row in rows]
     assert [(one.case, one.order) for one in run.slices] == [*itertools.product(cases, (0, 1))]
     for one in run.slices:
