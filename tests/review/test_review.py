@@ -154,8 +154,7 @@ def test_the_program_reports_the_review(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    root, base = series.checkout(tmp_path / "checkout").root, series.upstream(BASE)
-    prepare(monkeypatch, root, base, lambda _: release(text=CHANGES[name].edit(RUNNER)))
+    prepare(monkeypatch, tmp_path, release(text=CHANGES[name].edit(RUNNER)))
     command = ["release", "0.23.0", "--no-try", "--out", str(tmp_path / "out")]
     assert program.main([*command, "--check"]) == code
     capsys.readouterr()
@@ -171,9 +170,8 @@ def test_the_program_reports_the_review(
 def test_a_rebase_follows_a_file(
     now: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = series.checkout(tmp_path / "checkout").root
     new = replaced(RUNNER, ("LIMIT = 8", "LIMIT = 9"))
-    prepare(monkeypatch, root, series.upstream(BASE), lambda _: release({OTHER: "", now: new}))
+    root = prepare(monkeypatch, tmp_path, release({OTHER: "", now: new}))
     assert program.main(["rebase", "0.23.0"]) == 0
     assert "make refresh" in capsys.readouterr().out
     assert checkouts.git(root / "build" / "edit", "status", "--porcelain").stdout == ""
@@ -186,9 +184,8 @@ def test_a_rebase_follows_a_file(
 def test_a_rebase_that_stops_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = series.checkout(tmp_path / "checkout").root
     text = CHANGES["a change inside a seam"].edit(RUNNER)
-    prepare(monkeypatch, root, series.upstream(BASE), lambda _: release(text=text))
+    prepare(monkeypatch, tmp_path, release(text=text))
     assert program.main(["rebase", "0.23.0"]) == 11
     assert f"conflict  {PATH}" in capsys.readouterr().out
 

@@ -1,6 +1,6 @@
 """Reviews of small made releases, and the program on them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +41,12 @@ def reviewed(
     return review.of_release(overlay, base or series.upstream(BASE), of, root / "out", **options)
 
 
-def prepare(
-    patch: pytest.MonkeyPatch,
-    root: Path,
-    base: Upstream,
-    obtain: Callable[[str], Release],
-) -> None:
-    """Have the program review with this checkout, pinned release, and releases by version."""
-    if not (root / "patches" / "upstream.toml").exists():
-        series.state_facts(root)
-    patch.setattr(program, "ROOT", root)
+def prepare(patch: pytest.MonkeyPatch, root: Path, of: Release) -> Path:
+    """Have the program take this release and a checkout in ``root``. Returns: the checkout."""
+    checkout = series.checkout(root / "checkout").root
+    series.state_facts(checkout)
+    patch.setattr(program, "ROOT", checkout)
     patch.setattr(cli, "installation", lambda _: None)
-    patch.setattr(upstream, "from_installation", lambda *_: base)
-    patch.setattr(wheels, "obtain", lambda wanted, *_: obtain(wanted))
+    patch.setattr(upstream, "from_installation", lambda *_: series.upstream(BASE))
+    patch.setattr(wheels, "obtain", lambda *_: of)
+    return checkout
