@@ -45,15 +45,6 @@ def refreshed(root: Path, text: str) -> Overlay:
     return overlay
 
 
-def test_a_merge_becomes_a_series_for_the_release(root: Path) -> None:
-    text = CHANGES["a line above"].edit(RUNNER)
-    headers = [patch.header for patch in Overlay.load(root).series.patches]
-    assert rebase(root, text) == []
-    overlay = refreshed(root, text)
-    assert [patch.header for patch in overlay.series.patches] == headers
-    assert overlay.series.apply(PATH, text.encode()).decode() == series.replaced(text, *EDITS)
-
-
 def test_a_patch_that_the_release_holds_is_dropped(root: Path) -> None:
     text = CHANGES["our own change"].edit(RUNNER)
     assert rebase(root, text) == []
