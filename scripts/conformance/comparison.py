@@ -131,16 +131,7 @@ def _notes(unlisted: Collection[str], missing: Collection[str]) -> Iterator[str]
 def compare(
     sides: Installations, source: Path, files: Sequence[str], logs: Path
 ) -> dict[str, Verdicts]:
-    """Run test files on both copies.
-
-    Args:
-        sides: the copies.
-        source: upstream's unpacked source archive.
-        files: test files in it.
-        logs: keeps the logs and JUnit XML of each copy.
-
-    Returns:
-        Test file to its tests' verdicts.
+    """Run test files of a source archive on both copies; return each file's verdicts.
 
     Raises:
         Failure: a file gave no result on either copy.

@@ -218,11 +218,7 @@ def differences(source: Path, patched: Sequence[str]) -> tuple[set[str], set[str
 
 
 def check(source: Path, patched: Sequence[str]) -> None:
-    """Refuse a source archive that these lists do not fit.
-
-    Args:
-        source: the unpacked archive.
-        patched: upstream's files that the overlay changes, as paths below site-packages.
+    """Refuse a source archive that these lists do not fit; see :func:`differences`.
 
     Raises:
         OverlayError: a test file imports a patched module and is not listed, or one that is
