@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu.waits import errors_for_waits
 from support.bad_words import LAYOUTS, Pair
 from vllm.v1.readiness.engine import fences
 from vllm.v1.readiness.sample.bad_words import BadWords
@@ -86,8 +87,7 @@ def test_nothing_waits() -> None:
     pair.join(words(chooser, vocab, 9), [2, 2])
     before = dict(fences.counts())
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with errors_for_waits():
         pair.ours.refresh_metadata()
         metadata = pair.ours.sampling_metadata
         live.history.begin_step()
@@ -99,8 +99,6 @@ def test_nothing_waits() -> None:
         assert BadWords.take(metadata, targets, drafts)[0] is bad_words
         bad_words.apply(targets, drafts, per_draft=True)
         live.observe_sampled(sampled, discarded)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert bad_words is pair.bad_words
     assert dict(fences.counts()) == before
     for batch in (pair.stock, pair.ours):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.waits import waited
+from gpu.waits import errors_for_waits, waited
 from support import modules
 from vllm.v1.readiness.inputs import block_tables, rope_positions
 from vllm.v1.utils import CpuGpuBuffer
@@ -45,12 +45,9 @@ def test_the_device_holds_what_upstream_sends_and_the_host_does_not_wait(seed: i
                 tables.add_row(([ids] * 9, [ids + row] * 5), row)
             for row in grown:
                 tables.append_row(([row + ids], [ids, row]), row)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with errors_for_waits():
             for tables in both:
                 tables.commit_block_table(requests)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         for tables in both:
             for table in tables.block_tables:
                 table.get_device_tensor(ROWS)[requests:].fill_(0)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu.waits import errors_for_waits
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.readiness.sample.closed_grammars import MinTokens
 from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
@@ -43,15 +44,11 @@ def test_the_same_values_without_a_wait(drafts: list[int] | None) -> None:
     results = []
     for device in ("cpu", "cuda"):
         processor, given = processor_on(device), logits.to(device)
-        mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with errors_for_waits():
             if drafts is None:
                 processor.apply(given)
             else:
                 processor.apply_with_spec_decode(given, drafts)
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
         results.append(given.cpu())
     assert torch.equal(*results)
     assert (results[0][:, 2] == 1.0).any()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpu.waits import waited
+from gpu.waits import errors_for_waits, waited
 from support import batches
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.readiness.sample.grammars import Grammars
@@ -102,11 +102,8 @@ def test_logits_are_upstreams_and_the_host_does_not_wait(
             expected, found = step.logits.clone(), step.logits.clone()
             step.stock(expected)
             torch.cuda._sleep(chance.choice([0, 1_000_000, 20_000_000]))
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            with errors_for_waits():
                 step.ours(feature, found)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
             step.masks.fill(0)
             pairs.append((expected, found))
         assert all(same(*pair) for pair in pairs)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu.waits import errors_for_waits
 from support import modules
 from support.batches import Spec, empty, fill, prompts, same_bits, state, stock_penalties
 from vllm.v1.readiness.sample.penalties import Penalties
@@ -140,8 +141,7 @@ def test_what_is_sampled_is_counted_and_nothing_waits() -> None:
     torch.cuda.synchronize()
     late = state(Spec([4, 5], [6], {"presence_penalty": 1.0}), "late")
     batch.remove_request("r15")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with errors_for_waits():
         batch.add_request(late)  # in the row of the one that left
         batch.refresh_metadata()
         batch.readiness.history.begin_step()
@@ -150,8 +150,6 @@ def test_what_is_sampled_is_counted_and_nothing_waits() -> None:
         assert penalties is not None
         penalties.apply(logits.clone(), None, per_draft=False)
         batch.readiness.observe_sampled(sampled, discarded)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for row, ids in enumerate(sampled.tolist()):
         if row != 5:
             times = 1 if row == 15 else 2

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gpu.waits import errors_for_waits
 from support import mrv2, sampling
 
 pytestmark = pytest.mark.gpu
@@ -155,11 +156,8 @@ def test_mrv2_does_not_wait(mix: str) -> None:
     one.sample()
     one.sampler.readiness._batch = None
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with errors_for_waits():
         one.sample()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_mrv2_kernels_are_compiled_in_the_dummy_run() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu.waits import errors_for_waits
 from support import modules
 from support.batches import same_bits
 from vllm.v1.readiness.inputs import uploads
@@ -117,11 +118,8 @@ def test_samples_are_stocks_and_nothing_waits(
         for load, generators in ((modules.overlaid, ours), (modules.pristine, stock)):
             torch.cuda.manual_seed(11)
             copied = probabilities.clone()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            with errors_for_waits():
                 tokens.append(load(SAMPLER).random_sample(copied, generators))
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
             states.append(torch.cuda.get_rng_state(device))
         assert torch.equal(*tokens)
         assert torch.equal(*states)

@@ -3,7 +3,8 @@
 import functools
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +23,16 @@ def waited(act: Any) -> float:
     took = time.perf_counter() - began
     torch.cuda.synchronize()
     return took
+
+
+@contextmanager
+def errors_for_waits() -> Iterator[None]:
+    """Have torch's sync debug mode raise an error for a wait."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def warn_of_missed(patch: Callable[[Any, str, Any], None] = setattr) -> None:
