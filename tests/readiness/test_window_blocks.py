@@ -4,18 +4,16 @@ The pinned manager has the fault, which is asserted as well: with the fix off ou
 """
 
 import random
-from collections import deque
 from typing import Any
 
 import pytest
 from support import modules
 from support.scheduling import BLOCK, Setup, make
-from vllm.sampling_params import SamplingParams
+from support.steps import Steps
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched import scheduler as upstream_scheduler
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
 
 MANAGER = "vllm/v1/core/kv_cache_manager.py"
 FIX = "window-blocks"
@@ -32,7 +30,7 @@ def first_in_window(spec: str, position: int) -> int:
     return max(0, position - WINDOW + 1) if spec == "sliding" else position // 8 * 8
 
 
-class Device:
+class Device(Steps):
     """Runs steps over one layer's KV cache, in which each slot names its request and position.
 
     Attributes:
@@ -41,8 +39,8 @@ class Device:
     """
 
     def __init__(self, scheduler: Any, spec: str, accepting: float) -> None:
-        self.scheduler, self.spec = scheduler, spec
-        self.accepting = accepting
+        super().__init__(scheduler)
+        self.spec, self.accepting = spec, accepting
         self.chance = random.Random(4)
         self.blocks: dict[str, list[int]] = {}
         self.at: dict[str, int] = {}
@@ -53,25 +51,16 @@ class Device:
 
     def run(self, requests: int) -> None:
         """Run requests that come one by one, with two steps in flight."""
-        queue: deque[Any] = deque()
         for step in range(400):
             if step % 4 == 0 and step // 4 < requests:
-                self.add(f"r{step // 4}")
+                prompt = self.chance.randint(3, 12)
+                name = self.add(prompt, self.chance.randint(20, 40))
+                self.known[name] = prompt
             self.free.append(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
-            scheduled = self.scheduler.schedule()
-            queue.append((scheduled, self.compute(scheduled)))
-            if len(queue) == 2 or not scheduled.total_num_scheduled_tokens:
-                self.scheduler.update_from_output(*queue.popleft())
+            self.step()
         assert not self.scheduler.requests
 
-    def add(self, name: str) -> None:
-        """Add a request."""
-        prompt = self.chance.randint(3, 12)
-        params = SamplingParams(max_tokens=self.chance.randint(20, 40), ignore_eos=True)
-        self.scheduler.add_request(Request(name, list(range(3, 3 + prompt)), params, None))
-        self.known[name] = prompt
-
-    def compute(self, scheduled: Any) -> ModelRunnerOutput:
+    def _run(self, scheduled: Any) -> ModelRunnerOutput:
         """Write what each request computes, and let it attend to its window."""
         for new in scheduled.scheduled_new_reqs:
             (self.blocks[new.req_id],) = map(list, new.block_ids)
