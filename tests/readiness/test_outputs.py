@@ -136,14 +136,14 @@ class RunnerUnderTest:
             **self._extra,
         )
 
-    def ask_prompt_logprobs(self, widths: dict[str, int], length: int, computed: int = 0) -> None:
+    def ask_prompt_logprobs(self, widths: dict[str, int], length: int) -> None:
         """Let requests ask for logprobs of their prompts."""
         self.runner.num_prompt_logprobs = dict(widths)
         self.runner.requests = {
             req_id: SimpleNamespace(
                 prompt_token_ids=list(range(length)),
                 in_progress_prompt_logprobs_cpu=None,
-                num_computed_tokens=computed,
+                num_computed_tokens=0,
             )
             for req_id in widths
         }

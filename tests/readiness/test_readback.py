@@ -17,7 +17,6 @@ from vllm.v1.readiness.engine import fences
 from vllm.v1.readiness.outputs.readback import Readback, Readbacks
 
 CPU = torch.device("cpu")
-LEAST = 2048
 DTYPES = [
     *(torch.int32, torch.int64, torch.float32),
     *(torch.uint8, torch.bfloat16, torch.bool),

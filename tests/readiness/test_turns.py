@@ -28,8 +28,8 @@ DELTA, CUMULATIVE = RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE
 KINDS = pytest.mark.parametrize("kind", [DELTA, CUMULATIVE])
 
 
-def params_of(kind: RequestOutputKind = DELTA, most: int = 2, **fields: Any) -> SamplingParams:
-    return SamplingParams(max_tokens=most, detokenize=False, output_kind=kind, **fields)
+def params_of(kind: RequestOutputKind = DELTA, **fields: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=2, detokenize=False, output_kind=kind, **fields)
 
 
 def request_of(
@@ -118,7 +118,7 @@ class Core:
 class Session:
     """A client of the real AsyncLLM, whose session's turns and steps the test orders."""
 
-    def __init__(self, side: str, patch: pytest.MonkeyPatch, params: SamplingParams) -> None:
+    def __init__(self, side: str, patch: pytest.MonkeyPatch) -> None:
         load = modules.of_side(side)
         module, processor = load(FRONT_END), load(PROCESSOR)
         patch.setattr(module, "RequestOutputCollector", processor.RequestOutputCollector)
@@ -145,7 +145,7 @@ class Session:
         self.aborted: list[Any] = []
         self.begun: Any = None
         self.turns: asyncio.Queue[Any] = asyncio.Queue()
-        self.stream = self.engine.generate(self.inputs(), params, "client")
+        self.stream = self.engine.generate(self.inputs(), params_of(), "client")
         patch.setattr(
             module, "extract_prompt_components", lambda *_: (None, None, None), raising=False
         )
@@ -187,16 +187,11 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def talk(
-    side: str,
-    patch: pytest.MonkeyPatch,
-    act: Callable[[Session], Any],
-    params: SamplingParams | None = None,
-) -> Any:
+def talk(side: str, patch: pytest.MonkeyPatch, act: Callable[[Session], Any]) -> Any:
     """Run a client's coroutine, and end the front end's tasks."""
 
     async def main() -> Any:
-        session = Session(side, patch, params or params_of())
+        session = Session(side, patch)
         begun = asyncio.ensure_future(session.read())
         await settle()
         session.begun = begun

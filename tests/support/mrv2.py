@@ -100,7 +100,6 @@ class Case:
         mode: the logprobs mode.
         drafts: draft tokens of each request; None without speculative decoding.
         draft_logits: [places, drafts, vocab]; None if drafts have probability 1.
-        places: the requests' indices in the states; None for descending ones.
         fp64: whether Gumbel noise is float64.
     """
 
@@ -109,7 +108,6 @@ class Case:
     mode: str = "raw_logprobs"
     drafts: list[list[int]] | None = None
     draft_logits: torch.Tensor | None = None
-    places: list[int] | None = None
     fp64: bool = False
 
 
@@ -139,7 +137,7 @@ def under_test(sides: Sides, module: Any, case: Case, room: int | None = None) -
     device, vocab = case.logits.device, case.logits.shape[1]
     count = len(case.requests)
     room = room or count + 2
-    places = case.places or [room - 1 - n for n in range(count)]
+    places = [room - 1 - n for n in range(count)]
     states = _request_states(room, vocab, device)
     sampler = module.Sampler(
         max_num_reqs=room,

@@ -158,11 +158,11 @@ class Shelf(KVConnectorBase_V1):  # type: ignore[misc]
         return invalid
 
 
-def transfer_config(policy: str = "recompute") -> dict[str, str]:
+def transfer_config() -> dict[str, str]:
     """Return an engine's ``kv_transfer_config``."""
     return {
         "kv_connector": Shelf.__name__,
         "kv_connector_module_path": __name__,
         "kv_role": "kv_both",
-        "kv_load_failure_policy": policy,
+        "kv_load_failure_policy": "recompute",
     }

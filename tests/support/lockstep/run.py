@@ -113,7 +113,6 @@ class LockstepRun:
         self.in_flight: deque[tuple[Any, Any, list[SimulatedCopy]]] = deque()
         self.proposed: dict[str, list[int]] = {}
         self.steps = 0
-        self.preemptions = 0
         self.drafted = 0
         self.accepted = 0
         self.added = 0
@@ -284,20 +283,19 @@ class LockstepRun:
                 return
             self.step(arrives())
 
-    def finish(self, most: int = 400) -> None:
+    def finish(self) -> None:
         """Run until no request is left.
 
         Raises:
             SetAside: upstream's scheduler does not come to an end.
         """
-        self.run(most)
+        self.run(400)
         if self.scheduler.requests:
             raise SetAside("upstream's scheduler does not come to an end")
 
     def _run(self, scheduled: Any) -> None:
         """Run a scheduled step in every runner, and compare them."""
         seed = self.random.randrange(2**31)
-        self.preemptions += len(scheduled.preempted_req_ids or ())
         if not scheduled.total_num_scheduled_tokens:
             for participant in self.runners:
                 participant.runner._update_states(copy.deepcopy(scheduled))
