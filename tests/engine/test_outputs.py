@@ -156,14 +156,6 @@ def test_caches_of_compiled_code_stay_valid(
     assert keys[0] == keys[1] == keys[2]
 
 
-def test_a_misspelt_switch_is_refused_at_start_up(overlaid: PreloadedEngine) -> None:
-    refused = overlaid.start(environment={"VLLM_READINESS": "banana"})
-    assert refused.wait() != 0
-    assert "VLLM_READINESS='banana'" in refused.text()
-    assert "Valid: on, off" in refused.text()
-    assert not refused.out.exists()
-
-
 class TestSimulatedDevice:
     """Drawn sets of requests and timings, on one engine."""
 
