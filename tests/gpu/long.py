@@ -25,7 +25,7 @@ import vllm  # noqa: F401  (sets up what torch reads when it is imported)
 # isort: split
 import torch
 from engine import mixed
-from engine.generate import DTYPE
+from engine.generate import DTYPE, NOT_WITH_DRAFTS
 from gpu import kinds, mrope, parity, waits
 from support import thinking
 from support.checkpoint import VOCABULARY, generate
@@ -49,8 +49,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     "mrope": kinds.ENGINES["async"],
     "mrope ngram_gpu": kinds.ENGINES["ngram_gpu"],
 }
-#: Settings that vLLM refuses with drafts.
-NOT_WITH_DRAFTS = {"min_p", "logit_bias"}
 SETTINGS: list[dict[str, Any]] = [
     *mixed.SETTINGS,
     {"temperature": 0.9, "seed": 1, "ignore_eos": True},

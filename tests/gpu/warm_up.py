@@ -21,6 +21,7 @@ import vllm  # noqa: F401  (sets up what torch reads when it is imported)
 # isort: split
 import torch
 import triton
+from engine.generate import NOT_WITH_DRAFTS
 from gpu import kinds, parity
 from support.checkpoint import VOCABULARY, generate
 from support.engine_loop import Arrival, build_engine, run_requests
@@ -44,8 +45,6 @@ BATCHES: dict[str, list[dict[str, Any]]] = {
     "grammars": [{"structured_outputs": "parity"}],
     "some grammars": [{"structured_outputs": "parity"}, {}],
 }
-#: vLLM refuses these with drafts.
-NOT_WITH_DRAFTS = {"min_p", "logit_bias"}
 
 
 class Compilations:

@@ -180,11 +180,6 @@ def drawn(seed: int, at_once: float) -> list[list[Turn]]:
     return sessions
 
 
-def make_scheduler(side: str, asynchronous: bool, drafts: int = 0) -> Any:
-    """Make a side's scheduler."""
-    return of_side(side, setup_of(asynchronous, drafts))
-
-
 def setup_of(asynchronous: bool, drafts: int = 0) -> Setup:
     """The options of a scheduler."""
     return Setup(
@@ -216,7 +211,7 @@ def test_each_turn_is_answered_from_its_history(
     wrong = 0
     for seed in range(6):
         sessions = drawn(seed, at_once=0.5)
-        scheduler = make_scheduler(side, asynchronous, drafts)
+        scheduler = of_side(side, setup_of(asynchronous, drafts))
         answers = Sessions(scheduler, sessions, 0.7, preempting).run()
         right = [[*talk(turns), []] for turns in sessions]
         wrong += answers != right or bool(scheduler.requests)
@@ -226,7 +221,7 @@ def test_each_turn_is_answered_from_its_history(
 def test_a_block_keeps_no_hash_of_a_dropped_token(side: str) -> None:
     init_none_hash(sha256)
     hasher = get_request_block_hasher(BLOCK, sha256)
-    scheduler = make_scheduler(side, asynchronous=False)
+    scheduler = of_side(side, setup_of(asynchronous=False))
     worker = Worker(0)
     says = [14] * (BLOCK - 1)
     for _ in range(2):
@@ -244,8 +239,8 @@ def test_a_block_keeps_no_hash_of_a_dropped_token(side: str) -> None:
 
 def test_a_scheduler_that_takes_steps_in_by_itself_is_left_to_upstream() -> None:
     sessions = drawn(1, at_once=0.5)
-    stock = Sessions(make_scheduler("pinned", True), sessions, 0.0).run()
-    base = type(make_scheduler("ours", True))
+    stock = Sessions(of_side("pinned", setup_of(asynchronous=True)), sessions, 0.0).run()
+    base = type(of_side("ours", setup_of(asynchronous=True)))
 
     class Derived(base):  # type: ignore[misc, valid-type]
         """Somebody's scheduler, which may not call ours."""
@@ -259,7 +254,7 @@ def test_a_scheduler_that_takes_steps_in_by_itself_is_left_to_upstream() -> None
 
 def test_each_turn_has_its_own_max_tokens(side: str) -> None:
     turns = [Turn([14, 15], 1, False), Turn([16], 3, False), Turn([19], 2, False)]
-    scheduler = make_scheduler(side, asynchronous=False)
+    scheduler = of_side(side, setup_of(asynchronous=False))
     (answers,) = Sessions(scheduler, [turns], 0.0).run()
     assert not any(STOP in answer for answer in answers)
     assert [*map(len, answers)] == [1, *([3, 2] if side == "ours" else [1, 1]), 0]
@@ -273,7 +268,7 @@ def test_each_turn_has_its_own_stop_reason(
     """The first turn ends with the stop token, which is sampled behind 15; the second by length."""
     says = next([15, n] for n in range(1000) if model([15, n]) == STOP)
     more = next([n] for n in range(1000) if model([*says, n]) != STOP)
-    scheduler = make_scheduler(side, asynchronous)
+    scheduler = of_side(side, setup_of(asynchronous))
     reasons: list[tuple[Any, Any]] = []
     update = scheduler.update_from_output
 
