@@ -272,19 +272,6 @@ def test_clients_are_given_the_same(
 PLAIN = Step([1], set(), {}, set(), set(), 1)
 
 
-def calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[int]:
-    """Count the calls of a function that stays vLLM's own."""
-    counted = []
-    original = getattr(owner, name)
-
-    def counting(*args: Any, **named: Any) -> Any:
-        counted.append(1)
-        return original(*args, **named)
-
-    monkeypatch.setattr(owner, name, counting)
-    return counted
-
-
 @pytest.mark.parametrize(
     ("wish", "served"),
     [
@@ -339,50 +326,40 @@ def test_text_grows_in_place() -> None:
 # Other people's code.
 
 
-def replace_method(owner: str, name: str) -> Callable[[Side], list[int]]:
-    """Replace a method of a class by one that counts its calls."""
-
-    def replace(side: Side) -> list[int]:
-        kind = (
-            getattr(side.module, owner, None)
-            or {
-                "FastIncrementalDetokenizer": FastIncrementalDetokenizer,
-                "BaseIncrementalDetokenizer": BaseIncrementalDetokenizer,
-                "IterationStats": IterationStats,
-                "RequestOutput": RequestOutput,
-            }[owner]
-        )
-        return calls(side.patch, kind, name)  # type: ignore[attr-defined]
-
-    return replace
+def state_of(side: Side) -> Any:
+    """The state of a side's first request."""
+    return side.processor.request_states["0"]
 
 
-def replace_own(path: str, name: str) -> Callable[[Side], list[int]]:
-    """Replace a method of an instance."""
-
-    def replace(side: Side) -> list[int]:
-        found: Any = side.processor.request_states["0"]
-        for part in filter(None, path.split(".")):
-            found = getattr(found, part)
-        return calls(side.patch, found, name)  # type: ignore[attr-defined]
-
-    return replace
-
-
-REPLACED = {
-    "stats": replace_method("OutputProcessor", "_update_stats_from_output"),
-    "output": replace_method("RequestState", "make_request_output"),
-    "request output": replace_method("RequestState", "_new_request_output"),
-    "completion": replace_method("RequestState", "_new_completion_output"),
-    "put": replace_method("RequestOutputCollector", "put"),
-    "update": replace_method("BaseIncrementalDetokenizer", "update"),
-    "decode_next": replace_method("FastIncrementalDetokenizer", "decode_next"),
-    "iteration": replace_method("IterationStats", "update_from_output"),
-    "state's own": replace_own("", "make_request_output"),
-    "detokenizer's own": replace_own("detokenizer", "update"),
-    "collector's own": replace_own("queue", "put"),
-    "processor's own": replace_own("logprobs_processor", "update_from_output"),
+#: By case, the owner of a function of a side that is replaced, and the function's name.
+REPLACED: dict[str, tuple[Callable[[Side], Any], str]] = {
+    "stats": (lambda side: side.module.OutputProcessor, "_update_stats_from_output"),
+    "output": (lambda side: side.module.RequestState, "make_request_output"),
+    "request output": (lambda side: side.module.RequestState, "_new_request_output"),
+    "completion": (lambda side: side.module.RequestState, "_new_completion_output"),
+    "put": (lambda side: side.module.RequestOutputCollector, "put"),
+    "update": (lambda _: BaseIncrementalDetokenizer, "update"),
+    "decode_next": (lambda _: FastIncrementalDetokenizer, "decode_next"),
+    "iteration": (lambda _: IterationStats, "update_from_output"),
+    "state's own": (state_of, "make_request_output"),
+    "detokenizer's own": (lambda side: state_of(side).detokenizer, "update"),
+    "collector's own": (lambda side: state_of(side).queue, "put"),
+    "processor's own": (lambda side: state_of(side).logprobs_processor, "update_from_output"),
 }
+
+
+def replace(side: Side, name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Replace a function of a side by one that counts its calls."""
+    owner, function = REPLACED[name][0](side), REPLACED[name][1]
+    original = getattr(owner, function)
+    counted = []
+
+    def counting(*args: Any, **named: Any) -> Any:
+        counted.append(1)
+        return original(*args, **named)
+
+    monkeypatch.setattr(owner, function, counting)
+    return counted
 
 
 @pytest.mark.parametrize("name", REPLACED)
@@ -392,10 +369,9 @@ def test_a_replaced_function_is_called_for_each_token(
 ) -> None:
     """It may be replaced before the first token, or later while an output is unread."""
     side = Side("ours", [Wish()])
-    side.patch = monkeypatch  # type: ignore[attr-defined]
     for number in range(before):
         side.step(number, PLAIN)
-    counted = REPLACED[name](side)
+    counted = replace(side, name, monkeypatch)
     for number in range(before, before + 4):
         side.step(number, PLAIN)
     assert len(counted) == 4
@@ -418,8 +394,7 @@ def test_an_unread_output_survives_a_replacement(
         for number in range(before):
             side.step(number, PLAIN)
         with monkeypatch.context() as patch:
-            side.patch = patch  # type: ignore[attr-defined]
-            REPLACED["put"](side)
+            replace(side, "put", patch)
             side.step(4, PLAIN._replace(ends={1}))
         side.step(5, PLAIN._replace(reads={0, 1}))
     assert shown(sides[1]) == shown(sides[0])
