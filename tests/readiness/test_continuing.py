@@ -45,7 +45,6 @@ class Wish(NamedTuple):
     kind: RequestOutputKind = DELTA
     logprobs: int | None = None
     flat: bool = False
-    prompt_logprobs: int | None = None
     detokenize: bool = True
     stop: tuple[str, ...] = ()
     special: bool = True
@@ -58,7 +57,6 @@ class Wish(NamedTuple):
             output_kind=self.kind,
             logprobs=self.logprobs,
             flat_logprobs=self.flat,
-            prompt_logprobs=self.prompt_logprobs,
             detokenize=self.detokenize,
             stop=list(self.stop) if self.detokenize else None,
             skip_special_tokens=self.special,
@@ -182,33 +180,27 @@ class Side:
 
 
 # Rows with an odd number have logprobs.
-FIXED = {"prompt_logprobs": st.none(), "session": st.just(False)}
-plain = st.builds(
-    Wish,
-    **FIXED,
-    logprobs=st.none(),
-    flat=st.just(False),
-    kind=st.sampled_from(RequestOutputKind),
-    detokenize=st.sampled_from([True, True, False]),
-    stop=st.sampled_from([(), (), ("é",), ("a€", "😀")]),
-    special=st.booleans(),
-    spaces=st.booleans(),
-    n=st.sampled_from([1, 1, 1, 2]),
+plain = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(RequestOutputKind),
+        "detokenize": st.sampled_from([True, True, False]),
+        "stop": st.sampled_from([(), (), ("é",), ("a€", "😀")]),
+        "special": st.booleans(),
+        "spaces": st.booleans(),
+        "n": st.sampled_from([1, 1, 1, 2]),
+    }
 )
-scored = st.builds(
-    Wish,
-    **FIXED,
-    stop=st.just(()),
-    special=st.just(True),
-    spaces=st.just(True),
-    kind=st.sampled_from(RequestOutputKind),
-    logprobs=st.sampled_from([0, 2, 3]),
-    flat=st.booleans(),
-    detokenize=st.booleans(),
-    n=st.sampled_from([1, 1, 2]),
+scored = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(RequestOutputKind),
+        "logprobs": st.sampled_from([0, 2, 3]),
+        "flat": st.booleans(),
+        "detokenize": st.booleans(),
+        "n": st.sampled_from([1, 1, 2]),
+    }
 )
 wishes = st.lists(st.tuples(plain, scored), min_size=1, max_size=2).map(
-    lambda pairs: [wish for pair in pairs for wish in pair]
+    lambda pairs: [Wish(**fields) for pair in pairs for fields in pair]
 )
 rows = st.sets(st.integers(0, 3), max_size=4)
 steps = st.lists(
@@ -533,24 +525,27 @@ def message(*names: str) -> EngineCoreOutputs:
     return EngineCoreOutputs(outputs=[EngineCoreOutput(name, [5]) for name in names], timestamp=1.0)
 
 
+def add(side: str, processor: Any, name: str) -> Any:
+    """Add a request to a processor of a side; return its client's queue."""
+    queue = modules.of_side(side)(PROCESSOR).RequestOutputCollector(DELTA, name)
+    params = SamplingParams(output_kind=DELTA, detokenize=False)
+    processor.add_request(make_request(name, params), None, queue=queue)
+    return queue
+
+
 def test_a_first_token_is_handed_out_before_the_others(side: str) -> None:
     """Eight requests have a backlog of messages, in the last of which another one begins."""
     names = [*map(str, range(8))]
     order: list[str] = []
 
     def begin(processor: Any) -> None:
-        module = modules.of_side(side)(PROCESSOR)
-
         async def read(name: str, queue: Any) -> None:
             while True:
                 output = await queue.get()
                 order.append(f"{name}: {len(output.outputs[0].token_ids)}")
 
         for name in [*names, "new"]:
-            queue = module.RequestOutputCollector(DELTA, name)
-            params = SamplingParams(output_kind=DELTA, detokenize=False)
-            processor.add_request(make_request(name, params), None, queue=queue)
-            tasks.append(asyncio.ensure_future(read(name, queue)))
+            tasks.append(asyncio.ensure_future(read(name, add(side, processor, name))))
         processor.process_outputs([EngineCoreOutput(name, [5]) for name in names])
 
     tasks: list[Any] = []
@@ -566,11 +561,8 @@ def test_other_tasks_run_though_messages_do_not_end(side: str) -> None:
     ticks: list[int] = []
 
     def begin(processor: Any) -> None:
-        module = modules.of_side(side)(PROCESSOR)
         for name in names:
-            queue = module.RequestOutputCollector(DELTA, name)
-            params = SamplingParams(output_kind=DELTA, detokenize=False)
-            processor.add_request(make_request(name, params), None, queue=queue)
+            add(side, processor, name)
         asyncio.get_running_loop().call_soon(tick, processor)
 
     def tick(processor: Any) -> None:
