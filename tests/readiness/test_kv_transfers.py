@@ -21,9 +21,7 @@ from vllm.v1.readiness.engine import switch
 from vllm.v1.request import RequestStatus
 
 FIX = "kv-transfers"
-MODES = pytest.mark.parametrize("asynchronous", [False, True])
 HANDED_OVER = {"do_remote_decode": True}
-KINDS = pytest.mark.parametrize("kind", ["finished_recving", "finished_sending"])
 
 
 class Transferring(Connector):
@@ -74,11 +72,10 @@ class Transfers(Loads):
         """Report a transfer as finished with the next step that runs."""
         self.reports.setdefault(kind, set()).add(name)
 
-    def run(self, steps: int) -> "Transfers":
+    def run(self, steps: int) -> None:
         """Make steps."""
         for _ in range(steps):
             self.step()
-        return self
 
     def held(self) -> int:
         """Return how many blocks are not free."""
@@ -95,51 +92,43 @@ class Transfers(Loads):
         return output
 
 
-def outcome(loop: Transfers, steps: int = 40) -> Any:
-    """Make steps, and return the faults, or the kind of error."""
+def outcome(loop: Transfers) -> Any:
+    """Make 40 steps, and return the faults, or the kind of error."""
     try:
-        loop.run(steps)
+        loop.run(40)
     except (AssertionError, KeyError) as error:
         return type(error)
     return loop.faults()
 
 
-class TestReports:
-    """Reports that name a request which does not await one."""
-
-    @MODES
-    @KINDS
-    @pytest.mark.parametrize("state", ["unknown", "running", "waiting", "freed"])
-    def test_of_a_request_that_awaits_none(
-        self, side: str, state: str, asynchronous: bool, kind: str
-    ) -> None:
-        """A load is reported twice, or blocks are sent before the request has finished."""
-        seqs = 1 if state == "waiting" else 6
-        loop = Transfers(side, asynchronous=asynchronous, seqs=seqs)
-        loop.late = state == "freed"
-        loop.load(prompt(9, -50), 12, 0)
-        name = loop.load(prompt(22), 9, 4, later=True)
-        loop.run(2)
-        if state == "freed":  # it is aborted while it loads
-            loop.abort(name)
-            loop.report("finished_recving", name)
-        loop.run(3)
-        assert (name in loop.scheduler.requests) == (state != "freed")
-        running = [each.request_id for each in loop.scheduler.running]
-        assert (name in running) == (state in ("unknown", "running"))
-        loop.report(kind, "unknown" if state == "unknown" else name)
-        assert outcome(loop) == ([] if side == "ours" else AssertionError)
-        assert side != "ours" or loop.held() == 0
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("kind", ["finished_recving", "finished_sending"])
+@pytest.mark.parametrize("state", ["unknown", "running", "waiting", "freed"])
+def test_a_report_of_a_request_that_awaits_none(
+    side: str, state: str, asynchronous: bool, kind: str
+) -> None:
+    """A load is reported twice, or blocks are sent before the request has finished."""
+    seqs = 1 if state == "waiting" else 6
+    loop = Transfers(side, asynchronous=asynchronous, seqs=seqs)
+    loop.late = state == "freed"
+    loop.load(prompt(9, -50), 12, 0)
+    name = loop.load(prompt(22), 9, 4, later=True)
+    loop.run(2)
+    if state == "freed":  # it is aborted while it loads
+        loop.abort(name)
+        loop.report("finished_recving", name)
+    loop.run(3)
+    assert (name in loop.scheduler.requests) == (state != "freed")
+    running = [each.request_id for each in loop.scheduler.running]
+    assert (name in running) == (state in ("unknown", "running"))
+    loop.report(kind, "unknown" if state == "unknown" else name)
+    assert outcome(loop) == ([] if side == "ours" else AssertionError)
+    assert side != "ours" or loop.held() == 0
 
 
-def crowded(
-    side: str,
-    asynchronous: bool = True,
-    parameters: Mapping[str, bool] | None = HANDED_OVER,
-    **options: Any,
-) -> Transfers:
+def crowded(side: str, parameters: Mapping[str, bool] | None = HANDED_OVER) -> Transfers:
     """Prompts that end with their first token, among requests that outgrow the KV cache."""
-    loop = Transfers(side, asynchronous=asynchronous, blocks=14, caching=False, **options)
+    loop = Transfers(side, blocks=14, caching=False)
     loop.parameters = parameters
     for number in range(60):
         if number % 12 == 0:
@@ -157,34 +146,30 @@ def without_blocks(loop: Transfers) -> list[str]:
     return [name for name, count in loop.connector.handed.items() if count < 7]
 
 
-class TestProducer:
-    """A prompt that is preempted while its only step is in flight."""
+def test_the_connector_gets_the_blocks(side: str) -> None:
+    """Those of a prompt that is preempted while its only step is in flight."""
+    loop = crowded(side)
+    assert loop.faults() == []
+    assert not loop.scheduler.requests
+    assert loop.connector.handed.keys() == loop.added.keys()
+    assert (without_blocks(loop) == []) == (side == "ours")
 
-    def test_the_connector_gets_the_blocks(self, side: str) -> None:
-        loop = crowded(side)
-        assert loop.faults() == []
-        assert not loop.scheduler.requests
-        assert loop.connector.handed.keys() == loop.added.keys()
-        assert (without_blocks(loop) == []) == (side == "ours")
 
-    @pytest.mark.parametrize("parameters", [None, {}, {"do_remote_decode": False}])
-    def test_a_request_that_hands_nothing_over_keeps_its_output(
-        self, parameters: dict[str, bool] | None
-    ) -> None:
-        """No token is computed again: unseeded sampling would draw another."""
-        loop = crowded("ours", parameters=parameters)
-        assert loop.faults() == []
-        assert without_blocks(loop)
+@pytest.mark.parametrize("parameters", [None, {}, {"do_remote_decode": False}])
+def test_a_request_that_hands_nothing_over_keeps_its_output(
+    parameters: dict[str, bool] | None,
+) -> None:
+    """No token is computed again: unseeded sampling would draw another."""
+    loop = crowded("ours", parameters)
+    assert loop.faults() == []
+    assert without_blocks(loop)
 
 
 def closed_loop(words: str, seed: int, steps: int, **options: Any) -> Transfers:
     """Run a constant number of requests; a share of them loads KV, also after a preemption."""
     chance = Random(seed)
-    clients, share, later = (
-        chance.randint(3, 9),
-        chance.choice([0.1, 0.5, 1]),
-        chance.random() < 0.5,
-    )
+    clients, share = chance.randint(3, 9), chance.choice([0.1, 0.5, 1])
+    later = chance.random() < 0.5
     setup = {"seqs": 8, "blocks": chance.choice([13, 20, 40]), "caching": False, **options}
     with mock.patch.dict(os.environ, {switch.NAME: words}):
         loop = Transfers("ours", **setup)
@@ -192,12 +177,9 @@ def closed_loop(words: str, seed: int, steps: int, **options: Any) -> Transfers:
         for number in range(steps):
             while len(loop.scheduler.requests) < clients:
                 loads = chance.random() < share
-                name = loop.load(
-                    prompt(
-                        chance.randint(20, 45) if loads else chance.randint(3, 15), -50 - number
-                    ),
-                    *(chance.randint(2, 12), 20 * loads, later),
-                )
+                count = chance.randint(20, 45) if loads else chance.randint(3, 15)
+                new = prompt(count, -50 - number)
+                name = loop.load(new, chance.randint(2, 12), 20 * loads, later)
                 loop.scheduler.requests[name].priority = chance.randint(0, 2)
             loop.step()
     return loop
