@@ -58,11 +58,10 @@ def admit(
     processor = load(INPUT_PROCESSOR).InputProcessor(scheduler.vllm_config)
     prepared = {"type": "token", "prompt_token_ids": prompt}
     tasks = ("generate", "embed")
-    admitted = processor.process_inputs("r", prepared, params, tasks, **fields)
-    return admitted
+    return processor.process_inputs("r", prepared, params, tasks, **fields)
 
 
-def serve(scheduler: Any, admitted: EngineCoreRequest, most: int = 60) -> list[int] | None:
+def serve(scheduler: Any, admitted: EngineCoreRequest) -> list[int] | None:
     """Serve a request greedily.
 
     Returns:
@@ -73,7 +72,7 @@ def serve(scheduler: Any, admitted: EngineCoreRequest, most: int = 60) -> list[i
     scheduler.add_request(request)
     batch = empty(modules.pristine, VOCABULARY)
     sampler = modules.pristine(modules.SAMPLER).Sampler()
-    for _ in range(most):
+    for _ in range(60):
         scheduled = scheduler.schedule()
         for new in scheduled.scheduled_new_reqs:
             torch.nn.functional.embedding(

@@ -30,15 +30,15 @@ BLOCKS, KERNEL_BLOCKS = [16, 32, 32], [16, 32, 16]
 GROUPS = len(BLOCKS)
 
 
-def make(load: Any, groups: int = GROUPS) -> Any:
+def make(load: Any) -> Any:
     return load(modules.BLOCK_TABLE).MultiGroupBlockTable(
         max_num_reqs=ROWS,
         max_model_len=512,
         max_num_batched_tokens=64,
         pin_memory=False,
         device=torch.device("cpu"),
-        block_sizes=BLOCKS[:groups],
-        kernel_block_sizes=KERNEL_BLOCKS[:groups],
+        block_sizes=BLOCKS,
+        kernel_block_sizes=KERNEL_BLOCKS,
     )
 
 
@@ -103,9 +103,9 @@ class Pair:
 
 
 @contextmanager
-def limits(small: int = 0, runs: int = 2, cells: int = 12) -> Iterator[None]:
+def limits(small: int = 0, cells: int = 12) -> Iterator[None]:
     """Limits that small tables reach."""
-    with mock.patch.multiple(block_tables, SMALL=small, RUNS=runs, CELLS=cells):
+    with mock.patch.multiple(block_tables, SMALL=small, RUNS=2, CELLS=cells):
         yield
 
 

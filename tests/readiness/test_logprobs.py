@@ -163,9 +163,9 @@ class Theirs(upstream.LogprobsProcessor):  # type: ignore[misc]
     """Somebody's own processor."""
 
 
-def processor_of(wish: Wish, text: bool = True) -> Any:
+def processor_of(wish: Wish) -> Any:
     """Return the overlaid front end's processor of a request."""
-    return Side(True, [wish], text).processor.request_states["0"].logprobs_processor
+    return Side(True, [wish], True).processor.request_states["0"].logprobs_processor
 
 
 @pytest.mark.parametrize("value", ["off", "-logprobs"])

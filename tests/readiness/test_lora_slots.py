@@ -59,9 +59,9 @@ class Worker:
         return [self.manager.lora_index_to_id[slot] for slot in self.manager.mapped]
 
 
-def adapter(number: int, name: str | None = None, **fields: Any) -> LoRARequest:
+def adapter(number: int, **fields: Any) -> LoRARequest:
     """Name an adapter."""
-    return LoRARequest(name or f"a{number}", number, "p", **fields)
+    return LoRARequest(f"a{number}", number, "p", **fields)
 
 
 @pytest.mark.parametrize("loads", [1, 2, 3])

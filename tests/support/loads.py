@@ -27,14 +27,12 @@ class Connector:
         loads: blocks to be loaded by the next step, each with the tokens up to its end.
         waiting: requests whose loads are asynchronous, and what they load.
         claims: by request, the most blocks that it loads, and whether asynchronously.
-        taken: how often each request's tokens were loaded.
     """
 
     def __init__(self) -> None:
         self.loads: list[tuple[int, tuple[int, ...]]] = []
         self.received: list[str] = []
         self.claims: dict[str, tuple[int, bool]] = {}
-        self.taken: dict[str, int] = {}
 
     def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
         """Claim tokens."""
@@ -48,7 +46,6 @@ class Connector:
         """Note the blocks to load."""
         if not count:
             return
-        self.taken[request.request_id] = self.taken.get(request.request_id, 0) + 1
         (ids,), tokens = blocks.get_block_ids(), list(request.all_token_ids)
         end = min(self.claims[request.request_id][0], (len(tokens) - 1) // BLOCK)
         for place in range(end - count // BLOCK, end):
