@@ -6,7 +6,6 @@ fix off. The oracle of drafts is the same request without drafts.
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from queue import Queue
@@ -40,6 +39,13 @@ DRAFTS = 3
 LENGTH = 10
 SEVEN = {"choice": ["7"]}
 SEVENS = {"regex": "7+"}
+
+
+@pytest.fixture(autouse=True)
+def own_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let our schedulers use our check for a request's end."""
+    names = classes()[0].schedule.__globals__
+    monkeypatch.setitem(names, "check_stop", modules.overlaid(UTILS).check_stop)
 
 
 class Delta(BaseThinkingReasoningParser):  # type: ignore[misc]
@@ -297,14 +303,6 @@ def test_only_a_younger_step_with_a_grammar_is_waited_for(younger: bool, oldest:
     assert grammar_pipelines.drains(core) is younger
 
 
-def own_check(scheduler: Any) -> Any:
-    """Let one of our schedulers use our check for a request's end."""
-    if isinstance(scheduler, (Scheduler, AsyncScheduler)):
-        return nullcontext()
-    names = classes()[0].schedule.__globals__
-    return mock.patch.dict(names, check_stop=modules.overlaid(UTILS).check_stop)
-
-
 #: Grammars, the text that a model prefers, a stop token in it, and our reply.
 STOPPED = [
     ({"regex": "[a1]{6}"}, "1a1a1a", "a", "111111"),
@@ -332,17 +330,15 @@ def test_a_stop_token_inside_a_grammar_does_not_cut_the_reply(
 ) -> None:
     scheduler = make_scheduler(side, asynchronous, drafts)
     params = {"stop_token_ids": tokens(stops), "min_tokens": min_tokens}
-    with own_check(scheduler):
-        reply = replied(
-            scheduler, grammar, tokens(script), None, asynchronous, backend=backend, **params
-        )
+    reply = replied(
+        scheduler, grammar, tokens(script), None, asynchronous, backend=backend, **params
+    )
     assert (reply == ([*tokens(text), EOS], "stop")) == (side == "ours")
 
 
 def test_a_stop_token_ends_a_reply_where_its_grammar_may_end(side: str) -> None:
     scheduler = make_scheduler(side)
-    with own_check(scheduler):
-        reply = replied(scheduler, SEVENS, tokens("77x7"), stop_token_ids=tokens("7"))
+    reply = replied(scheduler, SEVENS, tokens("77x7"), stop_token_ids=tokens("7"))
     assert reply == ((tokens("77") if side == "ours" else tokens("7")), "stop")
 
 
@@ -350,6 +346,5 @@ def test_a_request_that_restricts_its_tokens_is_left_to_upstream(side: str) -> N
     """The stop token may be the only one that its restriction and its grammar allow."""
     scheduler = make_scheduler(side)
     params: Any = {"stop_token_ids": tokens("a"), "allowed_token_ids": tokens("1a")}
-    with own_check(scheduler):
-        reply = replied(scheduler, {"regex": "[a1]{6}"}, tokens("1a1a1a"), **params)
+    reply = replied(scheduler, {"regex": "[a1]{6}"}, tokens("1a1a1a"), **params)
     assert reply == (tokens("1a"), "stop")
