@@ -37,7 +37,7 @@ def run(side: Callable[[str], Any], kind: str, case: Case, **more: Any) -> list[
     return read(getattr(side(path), name), case, **more)
 
 
-def plain(*texts: str, logprobs: Any = None, serving: Any = None, **request: Any) -> Case:
+def plain(*texts: str, logprobs: Any = None, serving: Any = None) -> Case:
     """Return a case of one token per text, the last of which ends the reply."""
     outputs: list[RequestOutput | Exception] = []
     for number, text in enumerate(texts):
@@ -48,7 +48,7 @@ def plain(*texts: str, logprobs: Any = None, serving: Any = None, **request: Any
             stop_reason="é" if last else None,
         )
         outputs.append(RequestOutput("r", "p", [1, 2], None, [output], last))
-    return Case(serving or {}, request, outputs)
+    return Case(serving or {}, {}, outputs)
 
 
 def shown(kind: str, number: int) -> dict[str, Any]:

@@ -25,9 +25,9 @@ EAGER = likings(EOS, *tokens("7"))
 Asked = dict[str, tuple[dict[str, Any] | None, dict[str, Any]]]
 
 
-def batch_of(side: str, **named: Any) -> Any:
+def batch_of(side: str) -> Any:
     """Make a side's batch, with vLLM's own logits processors."""
-    return batches.empty(modules.of_side(side), VOCABULARY, logitsprocs=own_processors(), **named)
+    return batches.empty(modules.of_side(side), VOCABULARY, logitsprocs=own_processors())
 
 
 def outputs_of(side: str, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> Any:

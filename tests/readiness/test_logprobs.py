@@ -63,9 +63,9 @@ def test_clients_are_given_the_same(
     assert ours == stock
 
 
-def run(ours: bool, wish: Wish, count: int, **options: Any) -> Side:
+def run(ours: bool, wish: Wish, count: int) -> Side:
     """Let a request take its steps."""
-    side = Side(ours, [wish], **{"text": True, **options})
+    side = Side(ours, [wish], True)
     for number in range(count):
         side.take(number, Step([1], 21, number))
     return side
@@ -163,28 +163,28 @@ class Theirs(upstream.LogprobsProcessor):  # type: ignore[misc]
     """Somebody's own processor."""
 
 
-def processor_of(wish: Wish) -> Any:
-    """Return the overlaid front end's processor of a request."""
-    return Side(True, [wish], True).processor.request_states["0"].logprobs_processor
+def processor_type() -> type:
+    """Return the class of the overlaid front end's processor of a request."""
+    return type(Side(True, [Wish(3)], True).processor.request_states["0"].logprobs_processor)
 
 
 @pytest.mark.parametrize("value", ["off", "-logprobs"])
 def test_off_means_upstream(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(switch.NAME, value)
-    assert type(processor_of(Wish(3))) is upstream.LogprobsProcessor
+    assert processor_type() is upstream.LogprobsProcessor
 
 
 def test_a_changed_processor_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     module = modules.overlaid(PROCESSOR)
     with monkeypatch.context() as patch:
         patch.setattr(module, "LogprobsProcessor", Theirs)
-        assert type(processor_of(Wish(3))) is Theirs
+        assert processor_type() is Theirs
     with monkeypatch.context() as patch:
         patch.setattr(upstream.LogprobsProcessor, "_verify_tokens", lambda *_, **__: ["x"])
-        assert type(processor_of(Wish(3))) is upstream.LogprobsProcessor
+        assert processor_type() is upstream.LogprobsProcessor
     with monkeypatch.context() as patch:
         patch.setattr(upstream, "convert_ids_list_to_tokens", lambda *_: ["x"])
-        assert type(processor_of(Wish(3))) is upstream.LogprobsProcessor
+        assert processor_type() is upstream.LogprobsProcessor
 
 
 def test_what_decodes_in_a_way_of_its_own_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
