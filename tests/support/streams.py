@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,22 +89,18 @@ def chat(kind: type, case: Case) -> list[str]:
         cls = ParserManager.get_reasoning_parser(case.parsers[0])
         assert cls is not None
         reasoning = cls(tokenizer())
-    ids = mock.patch("vllm.entrypoints.chat_utils.random_uuid", lambda: "random")
-    with ids, _quiet():
-        return asyncio.run(
-            _read(
-                made.chat_completion_stream_generator(
-                    request,
-                    _each(case.outputs),
-                    'id"\N{LINE SEPARATOR}',
-                    "mödel",
-                    _MESSAGES,
-                    tokenizer(),
-                    RequestResponseMetadata(request_id="id"),
-                    reasoning,
-                )
-            )
+    return _read(
+        made.chat_completion_stream_generator(
+            request,
+            _each(case.outputs),
+            'id"\N{LINE SEPARATOR}',
+            "mödel",
+            _MESSAGES,
+            tokenizer(),
+            RequestResponseMetadata(request_id="id"),
+            reasoning,
         )
+    )
 
 
 def completion(kind: type, case: Case, prompts: int = 1) -> list[str]:
@@ -121,22 +116,19 @@ def completion(kind: type, case: Case, prompts: int = 1) -> list[str]:
             yield number % prompts, output
             number += 1
 
-    with _quiet():
-        return asyncio.run(
-            _read(
-                made.completion_stream_generator(
-                    request,
-                    [{"type": "token", "prompt_token_ids": [1], "prompt": "p"}] * prompts,
-                    numbered(),
-                    'id"\N{LINE SEPARATOR}',
-                    1_700_000_000,
-                    "mödel",
-                    num_prompts=prompts,
-                    tokenizer=tokenizer(),
-                    request_metadata=RequestResponseMetadata(request_id="id"),
-                )
-            )
+    return _read(
+        made.completion_stream_generator(
+            request,
+            [{"type": "token", "prompt_token_ids": [1], "prompt": "p"}] * prompts,
+            numbered(),
+            'id"\N{LINE SEPARATOR}',
+            1_700_000_000,
+            "mödel",
+            num_prompts=prompts,
+            tokenizer=tokenizer(),
+            request_metadata=RequestResponseMetadata(request_id="id"),
         )
+    )
 
 
 async def _each(outputs: Sequence[RequestOutput | Exception]) -> AsyncIterator[RequestOutput]:
@@ -146,17 +138,18 @@ async def _each(outputs: Sequence[RequestOutput | Exception]) -> AsyncIterator[R
         yield output
 
 
-async def _read(stream: AsyncIterator[str]) -> list[str]:
-    return [chunk async for chunk in stream]
+def _read(stream: AsyncIterator[str]) -> list[str]:
+    """Read a stream with the clock stopped and ids fixed, and log no errors of it."""
 
+    async def read() -> list[str]:
+        return [chunk async for chunk in stream]
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Stop the clock, and log no errors of streams."""
+    clock = mock.patch("time.time", lambda: 1_700_000_000.5)
+    ids = mock.patch("vllm.entrypoints.chat_utils.random_uuid", lambda: "random")
     logging.disable(logging.CRITICAL)
     try:
-        with mock.patch("time.time", lambda: 1_700_000_000.5):
-            yield
+        with clock, ids:
+            return asyncio.run(read())
     finally:
         logging.disable(logging.NOTSET)
 
