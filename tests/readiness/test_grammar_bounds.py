@@ -44,21 +44,15 @@ def nested(depth: int) -> str:
     return '{"type":"object","properties":{"t":' * depth + "{}" + "}}" * depth
 
 
-def chain(rule: str, number: int) -> str:
-    """A grammar of rules, each of which refers to the next."""
-    rules = [rule.format(this=n, next=n + 1) for n in range(number)]
-    return "\n".join(["root ::= r0", *rules, f'r{number} ::= "t1"'])
+def array(schema: Any, count: int) -> dict[str, Any]:
+    return {"type": "array", "items": schema, "maxItems": count}
 
 
 def arrays(*counts: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string", "maxLength": counts[-1]}
     for count in reversed(counts[:-1]):
-        schema = {"type": "array", "items": schema, "maxItems": count}
+        schema = array(schema, count)
     return schema
-
-
-def items(count: int) -> dict[str, Any]:
-    return {"type": "array", "items": {"type": "integer"}, "maxItems": count}
 
 
 def repeated(most: int, content: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +72,9 @@ def old_tag(schema: dict[str, Any]) -> str:
     )
 
 
+#: 6,002 rules, each of which refers to the next.
+NULLABLE = ["root ::= r0", *(f'r{n} ::= "t1"? r{n + 1}' for n in range(6000)), 'r6000 ::= "t1"']
+MILLIONS = array({"type": "integer"}, 10**7)
 HUNDREDS = "((([a-z0-9]{1,100}){1,100}){1,100}){1,100}"
 
 #: By variable, grammars beyond its default and their values.
@@ -89,7 +86,7 @@ KILLERS: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
         "nested groups": ({"regex": "(" * 200 + "a" + ")" * 200}, 129),
     },
     switch.GRAMMAR_RULES: {
-        "nullable rules": ({"grammar": chain('r{this} ::= "t1"? r{next}', 6000)}, 6002),
+        "nullable rules": ({"grammar": "\n".join(NULLABLE)}, 6002),
         "Lark rules": ({"grammar": "".join(f"r{n}: r{n + 1}\n" for n in range(600))}, 600),
     },
     switch.GRAMMAR_CHOICES: {"choices": ({"choice": ["t"] * 10001}, 10001)},
@@ -115,10 +112,10 @@ KILLERS: dict[str, dict[str, tuple[dict[str, Any], int]]] = {
         "items of a float": ({"json": '{"minItems": 1e9}'}, 10**9),
         "items by escapes": ({"json": '{"\\u006daxItems": 10000000}'}, 10**7),
         "a reference to data": (
-            {"json": {"default": {"a/b": items(10**7)}, "items": {"$ref": "#/default/a~1b"}}},
+            {"json": {"default": {"a/b": MILLIONS}, "items": {"$ref": "#/default/a~1b"}}},
             10**7,
         ),
-        "an old tag": ({"structural_tag": old_tag(items(10**7))}, 10**7),
+        "an old tag": ({"structural_tag": old_tag(MILLIONS)}, 10**7),
         "very many digits of a schema": ({"json": '{"maxItems": ' + "9" * 9000 + "}"}, 10**18),
     },
 }
@@ -153,7 +150,7 @@ def catalogue(size: int) -> dict[str, Any]:
             for n in range(5)
         },
         "kind": {"type": "string", "enum": [f"value {n}" for n in range(9)]},
-        "rows": {"type": "array", "maxItems": 100, "items": arrays(50, 1000)},
+        "rows": arrays(100, 50, 1000),
     }
     tools: list[dict[str, Any]] = []
     while len(json.dumps(tools)) < size:
@@ -284,7 +281,7 @@ LEAVES = st.one_of(
 
 def _in_array(drawn: tuple[Any, int, int], count: int) -> tuple[Any, int, int]:
     schema, most, product = drawn
-    return {"type": "array", "items": schema, "maxItems": count}, max(most, count), product
+    return array(schema, count), max(most, count), product
 
 
 def _in_object(drawn: list[tuple[Any, int, int]]) -> tuple[Any, int, int]:
