@@ -81,9 +81,8 @@ class SampledStep:
     rows: dict[str, int]  #: Request id to row of ``tokens``, for requests still in the batch.
     #: The batch's sampling metadata, which is replaced when a row moves.
     metadata: "SamplingMetadata"
-    drafted: (
-        bool  #: Whether drafts were scheduled for any request, even if the runner dropped them.
-    )
+    #: Whether drafts were scheduled for any request, even if the runner dropped them.
+    drafted: bool
     #: [rows], the column of each request's placeholder in ``token_ids_cpu``; None if it depends on
     #: how many drafts of this or an earlier step are accepted.
     columns: np.ndarray | None
