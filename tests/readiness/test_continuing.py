@@ -377,8 +377,9 @@ def test_a_replaced_function_is_called_for_each_token(
 
 
 @pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("calls", [True, False], ids=["calls the original", "merges by itself"])
 def test_an_unread_output_survives_a_replacement(
-    before: int, monkeypatch: pytest.MonkeyPatch
+    calls: bool, before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(switch.NAME, "-fixes")
     sides = [Side(side, [Wish(), Wish(logprobs=2)]) for side in ("pinned", "ours")]
@@ -386,7 +387,11 @@ def test_an_unread_output_survives_a_replacement(
         for number in range(before):
             side.step(number, PLAIN)
         with monkeypatch.context() as patch:
-            replace(side, "put", patch)
+            if calls:
+                replace(side, "put", patch)
+            else:
+                merging = modules.pristine(PROCESSOR).RequestOutputCollector.put
+                patch.setattr(side.module.RequestOutputCollector, "put", merging)
             side.step(4, PLAIN._replace(ends={1}))
         side.step(5, PLAIN._replace(reads={0, 1}))
     assert shown(sides[1]) == shown(sides[0])

@@ -40,6 +40,7 @@ def test_every_changed_file_of_this_checkout_says_that_it_was_changed() -> None:
         (PATCH, b"-B = 2\n", b"-B = 3\n", "0001-all.patch does not apply"),
         (PATCH, b"Drop-When:", b"Never-Mind:", f"{PATCH}: the header lacks Drop-When"),
         ("patches/0009-forgotten.patch", b"", b"x", "is not listed in patches/series"),
+        ("patches/README.md", b"", b"x", "patches/README.md is stale"),
         ("vendor_overlay/vllm/v1/readiness/a.py", b"1", b"2", "VERSION_PIN is stale"),
         ("VERSION_PIN", b"overlay = 0.0.1", b"overlay = 0.0.2", "VERSION_PIN is stale"),
     ],
