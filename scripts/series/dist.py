@@ -25,10 +25,10 @@ _NOT_SHIPPED = ("tests/", ".ci/", ".git", "pyproject.toml")
 
 @dataclass(frozen=True)
 class Artifacts:
-    """Archive and wheel of a commit, by path in the checkout; digest that their `apply` gives."""
+    """Archive and wheel of a commit."""
 
-    files: Mapping[str, bytes]
-    digest_after: str
+    files: Mapping[str, bytes]  #: By path in the checkout.
+    digest_after: str  #: Digest that their `apply` gives.
 
 
 def vendor(overlay: Overlay, upstream: Upstream, dry_run: bool) -> list[str]:

@@ -46,7 +46,7 @@ def lay_out(
 ) -> None:
     """Make a git tree of upstream's modules, and a branch with a commit for each patch.
 
-    A tree in that directory is laid out anew. ``title`` is the message of the first commit.
+    An existing tree in that directory is replaced. ``title`` is the message of the first commit.
     ``commits`` has each patch's header, and the files that it changes, afterwards.
     """
     tree.mkdir(parents=True, exist_ok=True)

@@ -21,14 +21,11 @@ from overlay.state import inspect
 
 @dataclass(frozen=True)
 class Upstream:
-    """Paths of all modules of the vllm package in site-packages, and a reader of their bytes.
+    """Upstream's Python files; those that the pin lists are proven."""
 
-    Files that the pin lists are proven. ``metadata`` is METADATA, or empty if it is not known.
-    """
-
-    paths: tuple[str, ...]
-    read: Callable[[str], bytes]
-    metadata: str = ""
+    paths: tuple[str, ...]  #: All modules of the vllm package, relative to site-packages.
+    read: Callable[[str], bytes]  #: Returns the bytes of one of them.
+    metadata: str = ""  #: METADATA of the distribution; empty if it is not known.
 
 
 def from_installation(installation: Installation, overlay: Overlay) -> Upstream:

@@ -19,7 +19,7 @@ WRITES = ("apply", "revert")
 
 
 def report(command: str, site: Path, *flags: str) -> Any:
-    """What a command prints with --json, which must fit the schema."""
+    """JSON report of a command, validated against the schema."""
     done = run(command, "--site", site, "--json", *flags)
     message = json.loads(done.stdout)
     jsonschema.Draft202012Validator(SCHEMA).validate(message)

@@ -54,7 +54,7 @@ def test_another_version_is_named_and_replaced(older: Path) -> None:
 
 
 def report(command: str, site: Path) -> Any:
-    """What a command prints with --json."""
+    """JSON report of a command."""
     return json.loads(run(command, "--site", site, "--json").stdout)
 
 

@@ -147,7 +147,7 @@ def without_blocks(loop: Transfers) -> list[str]:
 
 
 def test_the_connector_gets_the_blocks(side: str) -> None:
-    """Those of a prompt that is preempted while its only step is in flight."""
+    """A prompt is preempted while its only step is in flight."""
     loop = crowded(side)
     assert loop.faults() == []
     assert not loop.scheduler.requests

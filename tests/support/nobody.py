@@ -20,8 +20,8 @@ def admit(folder: Path) -> None:
 def run(folder: Path, *arguments: str) -> tuple[int, str]:
     """Run a command in a forked child that is nobody; its exit code and stderr.
 
-    The child has imported the tool, which nobody may not be able to read. ``folder`` is the test's
-    directory, which was admitted.
+    The child has imported the tool, whose files that user may be unable to read. ``folder`` is the
+    test's directory; see :func:`admit`.
     """
     error = folder / "stderr"
     if not (child := os.fork()):

@@ -42,7 +42,7 @@ def reviewed(
 
 
 def prepare(patch: pytest.MonkeyPatch, root: Path, of: Release) -> Path:
-    """Have the program take this release and a checkout in ``root``. Returns: the checkout."""
+    """Make a checkout in ``root``, which the program reviews this release with; return it."""
     checkout = series.checkout(root / "checkout").root
     series.state_facts(checkout)
     patch.setattr(program, "ROOT", checkout)
