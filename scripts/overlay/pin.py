@@ -12,8 +12,21 @@ from overlay.errors import damaged
 
 NAME = "VERSION_PIN"
 
+_OPS = "vllm/model_executor/layers/mamba/ops"
 #: Upstream's checksums of files that only earlier versions of the overlay change.
-EARLIER = {"vllm/__init__.py": "fd3708e5a13abe98c566afd79a6b1987cef70c0548bb19c1218ff6a7f9d43346"}
+EARLIER = {
+    "vllm/__init__.py": "fd3708e5a13abe98c566afd79a6b1987cef70c0548bb19c1218ff6a7f9d43346",
+    f"{_OPS}/causal_conv1d.py": "7b70ef2305f03fe907a7baa30d72b852bfdc95c54a824a26e7826334d0cfec44",
+    f"{_OPS}/mamba_ssm.py": "d90345560dbe78a984420b4a232bdfbe82e96106f4cf46facc4bc941524496db",
+    f"{_OPS}/ssd_bmm.py": "6dd733f6c6a70a8c4a75c756f404000ab955ca743d6a33ddf2e464e741440607",
+    f"{_OPS}/ssd_chunk_scan.py": "af58095ccee5c173a56395cb8fba4174ed7b0bec32bffbd713b1bf80c0332123",
+    f"{_OPS}/ssd_chunk_state.py": (
+        "3a81942a6853b21e69cbf7344f6a9504ff8a7b104a203827119ca11b53929f07"
+    ),
+    f"{_OPS}/ssd_state_passing.py": (
+        "36b8c8edba437916a5b789717c61fc22077de01e77892cb96dbff3b00a57410e"
+    ),
+}
 
 #: The directory of all files that we add to an installation.
 PACKAGE = "vllm/v1/readiness"

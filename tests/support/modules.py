@@ -5,7 +5,7 @@ import importlib.util
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -44,7 +44,10 @@ def overlaid(path: str) -> Any:
     file.write_bytes(source)
     # In upstream's package, so that its relative imports work.
     package, _, stem = _name(path).rpartition(".")
-    with _unregistered(path):
+    layers = path.startswith("vllm/model_executor/")
+    if layers:
+        pristine(path)  # and what it imports, which registers operators of its own
+    with unregistered() if layers else nullcontext():
         module = _load(f"{package}.overlaid_{stem}", file)
     if path == INPUT_BATCH:  # it imports upstream's, which lack our fields
         own: Any = module
@@ -54,12 +57,8 @@ def overlaid(path: str) -> Any:
 
 
 @contextmanager
-def _unregistered(path: str) -> Iterator[None]:
-    """Keep a layer from registering the operators that upstream's layer has registered."""
-    if not path.startswith("vllm/model_executor/"):
-        yield
-        return
-    pristine(path)  # and what it imports, which registers operators of its own
+def unregistered() -> Iterator[None]:
+    """Keep layers from registering the operators that upstream's layers have registered."""
     from vllm.model_executor import custom_op
     from vllm.utils import torch_utils
 

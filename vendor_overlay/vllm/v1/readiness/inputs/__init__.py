@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 from vllm.v1.readiness.engine.doors import door
 
 if TYPE_CHECKING:  # for editors
-    from vllm.v1.readiness.inputs import (
-        draft_gates,
-        mamba_metadata,
-    )
+    from vllm.v1.readiness.inputs import mamba_metadata
 
 __getattr__ = door(__name__)
