@@ -3,7 +3,9 @@
 Upstream creates about fifteen views of persistent buffers per step and KV cache group. Nearly all
 of them depend only on the number of requests. Here upstream's common metadata is kept, by number of
 requests. A later step with this number copies it, and sets only the fields that depend on the
-tokens. The builders of the attention groups run as they do upstream.
+tokens. The builders of the attention groups run as they do upstream. The metadata of a recurrent
+layer's decodes does not depend on tokens: in a step of the same decodes as the step before it is
+kept as a whole.
 
 The groups of a step share the tensor objects of ``query_start_loc``, and no other step has them:
 the kernels of gated delta nets cache results by the identity of these objects.
@@ -13,6 +15,10 @@ the kernels of gated delta nets cache results by the identity of these objects.
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_slot_mappings
 # mirrors: vllm.v1.attention.backend:CommonAttentionMetadata
 # mirrors: vllm.v1.attention.backend:AttentionMetadataBuilder
+# mirrors: vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadataBuilder
+# mirrors: vllm.v1.attention.backends.mamba1_attn:Mamba1AttentionMetadataBuilder
+# mirrors: vllm.v1.attention.backends.mamba2_attn:Mamba2AttentionMetadataBuilder
+# mirrors: vllm.v1.attention.backends.mamba_attn:BaseMambaAttentionMetadataBuilder
 # mirrors: vllm.model_executor.layers.fla.ops.utils:tensor_cache
 
 from copy import copy
@@ -23,6 +29,7 @@ from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionMetadataBuilder, CommonAttentionMetadata
+    from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.worker.gpu_input_batch import InputBatch
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -37,6 +44,21 @@ class Part(NamedTuple):
     layers: list[str]  # names
     cache: int  # index of the group's KV cache group
     twin: int | None  # index of an earlier part whose metadata differs only in block ids and slots
+    keeps: bool  # whether its metadata of decodes depends only on the rows
+
+
+class Decodes(NamedTuple):
+    """A step of decodes of one token each.
+
+    Attributes:
+        metadata: the batch's sampling metadata, which is replaced when a row changes.
+        sizes: numbers of tokens and rows, with padding, and of requests.
+        kept: metadata of each part that keeps it; None for the others.
+    """
+
+    metadata: "SamplingMetadata"
+    sizes: tuple[int, int, int]
+    kept: list[Any]
 
 
 class StepMetadata:
@@ -59,12 +81,15 @@ class StepMetadata:
         self._parts: list[Part] = []
         #: Common metadata of each KV cache group, by number of requests with padding.
         self._common: dict[int, list[CommonAttentionMetadata]] = {}
+        #: The step before, if the next may be of the same decodes.
+        self._decodes: Decodes | None = None
         #: The entry of ``_common`` that ``keep`` appends to, or None.
         self._keeping: list[CommonAttentionMetadata] | None = None
 
     def forget_step(self) -> None:
         """Leave the metadata of the current step to upstream."""
         self._open, self._slots, self._keeping = False, None, None
+        self._decodes = None
 
     def lose_block_tables(self) -> None:
         """Mark all views of the block tables as stale; the next step rebuilds them."""
@@ -107,6 +132,7 @@ class StepMetadata:
         """
         step, self._open, self._keeping = self._open, False, None
         slots, self._slots = self._slots, None
+        before, self._decodes = self._decodes, None
         if not step or slots is None or any(special) or not self._is_plain(runner):
             return None
         tokens, count, longest, padded_tokens, padded_count = shape
@@ -139,14 +165,23 @@ class StepMetadata:
             commons.append(common)
         metadata: dict[str, Any] = {}
         built: list[Any] = []
+        keeping: list[Any] = []
+        same: list[Any] | None = None
+        if longest == 1 and not prefilling.any():
+            self._decodes = Decodes(batch.sampling_metadata, (tokens, rows, count), keeping)
+            if before is not None and before.metadata is batch.sampling_metadata:
+                same = before.kept if before.sizes == self._decodes.sizes else None
         for part in self._parts:
             common = commons[part.cache]
-            if part.twin is None:
+            if part.keeps and same is not None:
+                group = same[len(built)]
+            elif part.twin is None:
                 group = part.builder.build(common_prefix_len=0, common_attn_metadata=common)
             else:
                 blocks, mapping = common.block_table_tensor, common.slot_mapping
                 group = part.builder.update_block_table(built[part.twin], blocks, mapping)
             built.append(group)
+            keeping.append(group if part.keeps else None)
             metadata.update(dict.fromkeys(part.layers, group))
         return metadata
 
@@ -173,6 +208,17 @@ class StepMetadata:
 
 def _divide(runner: "GPUModelRunner") -> list[Part]:
     """Return the parts in the order in which upstream calls their builders."""
+    from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
+    from vllm.v1.attention.backends.mamba1_attn import Mamba1AttentionMetadataBuilder
+    from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadataBuilder
+
+    recurrent = (
+        GDNAttentionMetadataBuilder,
+        Mamba1AttentionMetadataBuilder,
+        Mamba2AttentionMetadataBuilder,
+    )
+    # Otherwise a request's states move to other blocks.
+    alone = runner.cache_config.mamba_cache_mode == "none"
     config = runner.kv_cache_config.kv_cache_groups
     parts: list[Part] = []
     firsts: dict[tuple[object, type], int] = {}
@@ -187,5 +233,6 @@ def _divide(runner: "GPUModelRunner") -> list[Part]:
             twin = firsts.get(alike) if shared else None
             if shared and twin is None:
                 firsts[alike] = len(parts)
-            parts.append(Part(builder, group.layer_names, number, twin))
+            keeps = alone and type(builder) in recurrent
+            parts.append(Part(builder, group.layer_names, number, twin, keeps))
     return parts
