@@ -61,6 +61,27 @@ HYBRID: Mapping[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
     "vocab_size": 128256,
 }
+#: A Qwen3-Next of 2B without experts (:mod:`bench.qwen3_next`), of layers as those of Qwen3.5.
+NEXT: Mapping[str, Any] = {
+    "architectures": ["DenseQwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 6,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 0,
+    "mlp_only_layers": [],
+    "max_position_embeddings": 32768,
+    "vocab_size": 151936,
+}
 #: For a CPU: a step takes tens of milliseconds, and sampling is a fair part of it.
 SMALL: Mapping[str, Any] = {
     "hidden_size": 256,

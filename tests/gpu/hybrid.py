@@ -22,6 +22,7 @@ import vllm  # noqa: F401  (sets up what torch reads when it is imported)
 
 # isort: split
 import torch
+from bench import qwen3_next
 from support.engine_loop import Arrival, build_engine, run_requests
 
 VOCABULARY = 128
@@ -52,7 +53,7 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": 2,
 }
 NEXT: dict[str, Any] = {
-    "architectures": ["ReadinessNextForCausalLM"],
+    "architectures": [qwen3_next.NAME],
     "model_type": "qwen3_next",
     "vocab_size": VOCABULARY,
     "hidden_size": 256,
@@ -75,20 +76,6 @@ NEXT: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-
-
-def register_next() -> None:
-    """Make a Qwen3-Next without experts known to vLLM, which asks for one of a layer's."""
-    from vllm import ModelRegistry
-    from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM
-
-    class ReadinessNextForCausalLM(Qwen3NextForCausalLM):  # type: ignore[misc]
-        def set_moe_parameters(self) -> None:
-            self.expert_weights: list[Any] = []
-            self.moe_layers: list[Any] = []
-            self.num_moe_layers = 0
-
-    ModelRegistry.register_model("ReadinessNextForCausalLM", ReadinessNextForCausalLM)
 
 
 def draw_weights(model: torch.nn.Module) -> None:
@@ -146,7 +133,7 @@ def main(directory: Path, out: Path, mode: str, drafts: int, *words: str) -> Non
     """Run the requests."""
     config, dtype = CONFIG, "float32"
     if "qwen3-next" in words:
-        register_next()
+        qwen3_next.register()
         config, dtype = NEXT, "bfloat16"
     directory = out.with_suffix(".model")  # another run may use the same words
     directory.mkdir()

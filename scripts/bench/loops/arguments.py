@@ -12,8 +12,9 @@ from bench.loops.rows import ENGINES, MARKERS
 from bench.models import memory
 
 #: The eager backend has production's graphs without the minutes that inductor takes. Dynamo of
-#: torch 2.11 does not trace the kernel of Mamba 2's gated norm, which inductor does not use either.
-_COMPILED = {"mode": 3, "backend": "eager", "custom_ops": ["all", "-mixer2_gated_rms_norm"]}
+#: torch 2.11 does not trace the kernels of gated norms, which inductor does not use either.
+_NORMS = ("-mixer2_gated_rms_norm", "-rms_norm_gated")
+_COMPILED = {"mode": 3, "backend": "eager", "custom_ops": ["all", *_NORMS]}
 #: Graphs to vLLM's compilation config.
 GRAPHS: Mapping[str, Mapping[str, Any]] = {
     "none": {"mode": 0, "cudagraph_mode": "NONE"},
@@ -75,6 +76,9 @@ def arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
     from vllm.platforms import current_platform
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+    from bench import qwen3_next
+
+    qwen3_next.register()
     directory, (start, end) = Path(spec["models"]) / spec["engine"], MARKERS
     drafts = DRAFTS[spec["drafts"]]
     if drafts and drafts["method"] == "eagle":
@@ -84,6 +88,7 @@ def arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
     alone = {"distributed_executor_backend": UniProcExecutor} if current_platform.is_cpu() else {}
     return {
         **sizes(spec["engine"]),
+        **ENGINES[spec["engine"]].settings,
         "model": str(directory),
         "tokenizer": str(directory / "tokenizer"),
         **memory(spec["memory"]),

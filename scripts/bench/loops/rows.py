@@ -6,11 +6,12 @@ import math
 import random
 import sys
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from demo import model
 
-from bench.models import HALF_B, HYBRID, QWEN3_8B, SEVEN_B, SMALL
+from bench.models import HALF_B, HYBRID, NEXT, QWEN3_8B, SEVEN_B, SMALL
 
 if TYPE_CHECKING:
     from vllm import SamplingParams, TokensPrompt
@@ -39,6 +40,7 @@ class Engine(NamedTuple):
         rows: names of the rows that are measured by default.
         mrv2: whether Model Runner V2 supports the model.
         graphs: names of the CUDA graphs that it is measured with by default.
+        settings: vLLM's arguments for the model.
         prompt: mean number of prompt tokens.
         output: mean number of output tokens.
         length: max_model_len in tokens.
@@ -50,6 +52,7 @@ class Engine(NamedTuple):
     rows: Sequence[str]
     mrv2: bool = True
     graphs: Sequence[str] = ("piecewise", "full")
+    settings: Mapping[str, Any] = MappingProxyType({})
     prompt: int = 100
     output: int = 200
     length: int = 4096
@@ -127,6 +130,13 @@ ENGINES: Mapping[str, Engine] = {
         *("hybrid", HYBRID, (64,), ["plain", "thinking-presence"]),
         mrv2=False,
         graphs=["piecewise"],
+    ),
+    "next": Engine(
+        *("Qwen3-Next", NEXT, (64,), ["plain", "thinking-presence"]),
+        mrv2=False,
+        graphs=["piecewise"],
+        # Otherwise on Hopper FlashInfer, which compiles its kernels for minutes.
+        settings={"additional_config": {"gdn_prefill_backend": "triton"}},
     ),
     "small": Engine("small", SMALL, (8,), _ON_A_CPU, prompt=32, output=32, length=1024),
     "tiny": Engine("tiny", {}, (4,), _ON_A_CPU, prompt=12, output=12, length=256),
