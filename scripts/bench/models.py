@@ -61,9 +61,11 @@ HYBRID: Mapping[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
     "vocab_size": 128256,
 }
-#: A Qwen3-Next of 2B without experts (:mod:`bench.qwen3_next`), of layers as those of Qwen3.5.
+#: The class of :mod:`bench.qwen3_next`.
+DENSE = "DenseQwen3NextForCausalLM"
+#: A Qwen3-Next of 2B without experts, of layers as those of Qwen3.5.
 NEXT: Mapping[str, Any] = {
-    "architectures": ["DenseQwen3NextForCausalLM"],
+    "architectures": [DENSE],
     "model_type": "qwen3_next",
     "hidden_size": 1024,
     "intermediate_size": 4096,
@@ -72,7 +74,7 @@ NEXT: Mapping[str, Any] = {
     "num_attention_heads": 16,
     "num_key_value_heads": 4,
     "head_dim": 64,
-    "linear_num_key_heads": 16,
+    "linear_num_key_heads": 8,
     "linear_num_value_heads": 16,
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
@@ -106,3 +108,13 @@ def memory(share: float) -> dict[str, Any]:
         return {}
     cache = int(current_platform.get_device_total_memory() * share / 4)
     return {"gpu_memory_utilization": share, "kv_cache_memory_bytes": cache}
+
+
+def register() -> None:
+    """Make :data:`DENSE` known to vLLM, as a plugin that each of its processes loads.
+
+    vLLM imports the class only where it needs it: the import initializes CUDA.
+    """
+    from vllm import ModelRegistry
+
+    ModelRegistry.register_model(DENSE, f"bench.qwen3_next:{DENSE}")

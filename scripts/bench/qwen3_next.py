@@ -1,13 +1,10 @@
-"""A Qwen3-Next without experts, which vLLM's own class asks for."""
+"""A Qwen3-Next without experts, which vLLM's own class asks for (:func:`bench.models.register`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from vllm import ModelRegistry
 from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM
-
-NAME = "DenseQwen3NextForCausalLM"
 
 
 class DenseQwen3NextForCausalLM(Qwen3NextForCausalLM):  # type: ignore[misc]
@@ -18,8 +15,3 @@ class DenseQwen3NextForCausalLM(Qwen3NextForCausalLM):  # type: ignore[misc]
         self.expert_weights: list[Any] = []
         self.moe_layers: list[Any] = []
         self.num_moe_layers = 0
-
-
-def register() -> None:
-    """Make the class known to vLLM in this process and those that it forks."""
-    ModelRegistry.register_model(NAME, f"{__name__}:{NAME}")

@@ -22,7 +22,7 @@ import vllm  # noqa: F401  (sets up what torch reads when it is imported)
 
 # isort: split
 import torch
-from bench import qwen3_next
+from bench import models
 from support.engine_loop import Arrival, build_engine, run_requests
 
 VOCABULARY = 128
@@ -53,7 +53,7 @@ CONFIG: dict[str, Any] = {
     "eos_token_id": 2,
 }
 NEXT: dict[str, Any] = {
-    "architectures": [qwen3_next.NAME],
+    "architectures": [models.DENSE],
     "model_type": "qwen3_next",
     "vocab_size": VOCABULARY,
     "hidden_size": 256,
@@ -133,7 +133,7 @@ def main(directory: Path, out: Path, mode: str, drafts: int, *words: str) -> Non
     """Run the requests."""
     config, dtype = CONFIG, "float32"
     if "qwen3-next" in words:
-        qwen3_next.register()
+        models.register()
         config, dtype = NEXT, "bfloat16"
     directory = out.with_suffix(".model")  # another run may use the same words
     directory.mkdir()

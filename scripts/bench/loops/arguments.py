@@ -76,9 +76,6 @@ def arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
     from vllm.platforms import current_platform
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-    from bench import qwen3_next
-
-    qwen3_next.register()
     directory, (start, end) = Path(spec["models"]) / spec["engine"], MARKERS
     drafts = DRAFTS[spec["drafts"]]
     if drafts and drafts["method"] == "eagle":
