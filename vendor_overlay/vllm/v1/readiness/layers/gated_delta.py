@@ -65,18 +65,7 @@ class GatedDelta(Step):
 
     KERNELS = MappingProxyType(
         {
-            "_causal_conv1d_fwd_kernel": {
-                "x_ptr": "mixed",
-                "w_ptr": "conv_weights",
-                "bias_ptr": "conv_bias",
-                "initial_states_ptr": "conv_states",
-                "cache_indices_ptr": "prompts",
-                "has_initial_states_ptr": "begun",
-                "query_start_loc_ptr": "starts",
-                "batch_ptr": "conv_rows",
-                "token_chunk_offset_ptr": "conv_offsets",
-                "o_ptr": None,
-            },
+            **repeats.convolutions("mixed"),
             _PREPARE: {
                 "mixed_qkv_ptr": None,
                 "a_ptr": "a",
@@ -109,14 +98,6 @@ class GatedDelta(Step):
             _OUTPUT: {
                 **dict.fromkeys(("q", "k", "v", "h", "g", "o")),
                 **_CHUNKS,
-            },
-            "_causal_conv1d_update_kernel": {
-                "x_ptr": "mixed",
-                "w_ptr": "conv_weights",
-                "bias_ptr": "conv_bias",
-                "conv_state_ptr": "conv_states",
-                "conv_state_indices_ptr": "decodes",
-                "o_ptr": "mixed",
             },
             "fused_recurrent_gated_delta_rule_packed_decode_kernel": {
                 "mixed_qkv": "mixed",

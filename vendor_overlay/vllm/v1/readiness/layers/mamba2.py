@@ -40,18 +40,7 @@ class Mamba2(Step):
 
     KERNELS = MappingProxyType(
         {
-            "_causal_conv1d_fwd_kernel": {
-                "x_ptr": "projected",
-                "w_ptr": "conv_weights",
-                "bias_ptr": "conv_bias",
-                "initial_states_ptr": "conv_states",
-                "cache_indices_ptr": "prompts",
-                "has_initial_states_ptr": "begun",
-                "query_start_loc_ptr": "starts",
-                "batch_ptr": "conv_rows",
-                "token_chunk_offset_ptr": "conv_offsets",
-                "o_ptr": None,
-            },
+            **repeats.convolutions("projected"),
             "_chunk_cumsum_fwd_kernel": {
                 "dt_ptr": "projected",
                 "A_ptr": "A",
@@ -79,16 +68,6 @@ class Mamba2(Step):
                 "D_ptr": "D",
                 "seq_idx_ptr": "rows",
                 "cu_chunk_seqlens_ptr": "chunks",
-            },
-            "_causal_conv1d_update_kernel": {
-                "x_ptr": "projected",
-                "w_ptr": "conv_weights",
-                "bias_ptr": "conv_bias",
-                "conv_state_ptr": "conv_states",
-                "conv_state_indices_ptr": "decodes",
-                "num_accepted_tokens_ptr": "accepted",
-                "query_start_loc_ptr": "draft_starts",
-                "o_ptr": "projected",
             },
             "_selective_scan_update_kernel": {
                 "state_ptr": "ssm_states",

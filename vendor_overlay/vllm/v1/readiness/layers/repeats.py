@@ -293,6 +293,38 @@ class Step(ABC):
             raise ValueError("large buffers")
 
 
+def convolutions(rows: str) -> dict[str, Mapping[str, str | None]]:
+    """Return the tensors of convolutions of prompts and of decodes, for :attr:`Step.KERNELS`.
+
+    Args:
+        rows: name of the tensor that is convolved.
+    """
+    return {
+        "_causal_conv1d_fwd_kernel": {
+            "x_ptr": rows,
+            "w_ptr": "conv_weights",
+            "bias_ptr": "conv_bias",
+            "initial_states_ptr": "conv_states",
+            "cache_indices_ptr": "prompts",
+            "has_initial_states_ptr": "begun",
+            "query_start_loc_ptr": "starts",
+            "batch_ptr": "conv_rows",
+            "token_chunk_offset_ptr": "conv_offsets",
+            "o_ptr": None,
+        },
+        "_causal_conv1d_update_kernel": {
+            "x_ptr": rows,
+            "w_ptr": "conv_weights",
+            "bias_ptr": "conv_bias",
+            "conv_state_ptr": "conv_states",
+            "conv_state_indices_ptr": "decodes",
+            "num_accepted_tokens_ptr": "accepted",
+            "query_start_loc_ptr": "draft_starts",
+            "o_ptr": rows,
+        },
+    }
+
+
 def most(device: torch.device) -> int:
     """Return the most bytes of buffers that a step may keep."""
     return _memory(device) // _PART
