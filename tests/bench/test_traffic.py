@@ -6,6 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,12 @@ from bench.harness.pairs import Start
 from bench.loops.arguments import arguments
 from bench.loops.rows import ENGINES, MARKERS, ROWS, SHAPES, Request, request
 from bench.loops.timed import CHANGED, MIXED, SAME, Clock
+from bench.models import DENSE
 from bench.run import Run
 from support.benches import measured
 from support.slow_fixes import SLOWER, slow
-from vllm import SamplingParams
+from vllm import ModelRegistry, SamplingParams
+from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM
 
 SIDES = ("overlaid", "overlaid=-fixes")
 
@@ -237,3 +240,10 @@ def test_graphs_are_those_of_the_engine_unless_they_are_named(
     made = starts({}, "half-b-128", "hybrid-64", rows=["plain"], gpus=gpus)
     found = [start.engine for start in made]
     assert found[: len(abouts)] == abouts
+
+
+def test_processes_of_vllms_load_the_model_without_experts() -> None:
+    (plugin,) = entry_points(group="vllm.general_plugins", name="bench")
+    plugin.load()()
+    assert issubclass(ModelRegistry.models[DENSE].load_model_cls(), Qwen3NextForCausalLM)
+    assert ENGINES["next"].model["architectures"] == [DENSE]

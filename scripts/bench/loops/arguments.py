@@ -60,6 +60,7 @@ def sizes(name: str, requests: int = 0) -> dict[str, Any]:
         "max_model_len": engine.length,
         "max_num_seqs": max(requests, _ROOM, *engine.concurrency),
         "max_num_batched_tokens": 8192,
+        **engine.settings,
     }
 
 
@@ -85,7 +86,6 @@ def arguments(spec: Mapping[str, Any]) -> dict[str, Any]:
     alone = {"distributed_executor_backend": UniProcExecutor} if current_platform.is_cpu() else {}
     return {
         **sizes(spec["engine"]),
-        **ENGINES[spec["engine"]].settings,
         "model": str(directory),
         "tokenizer": str(directory / "tokenizer"),
         **memory(spec["memory"]),

@@ -136,7 +136,7 @@ ENGINES: Mapping[str, Engine] = {
         mrv2=False,
         graphs=["piecewise"],
         # Otherwise on Hopper FlashInfer, which compiles its kernels for minutes.
-        settings={"additional_config": {"gdn_prefill_backend": "triton"}},
+        settings={"gdn_prefill_backend": "triton"},
     ),
     "small": Engine("small", SMALL, (8,), _ON_A_CPU, prompt=32, output=32, length=1024),
     "tiny": Engine("tiny", {}, (4,), _ON_A_CPU, prompt=12, output=12, length=256),
