@@ -54,7 +54,7 @@ class Note(NamedTuple):
 
 
 class _Thread(threading.local):
-    """What a thread notes its launches in; None while it notes nothing."""
+    """Launches that a thread has noted; None while it notes none."""
 
     notes: list[Note | None] | None = None
 

@@ -80,7 +80,7 @@ def _begin(
 
 
 class _Shared(NamedTuple):
-    """What layers with the same metadata share in a step.
+    """Parts of a step that are the same for layers with the same metadata.
 
     Attributes:
         addresses: of the metadata's tensors, by name.
@@ -157,7 +157,7 @@ class Step(ABC):
         self.initial: torch.Tensor | None = None
         self.prepare(metadata, own)
 
-    # What the kinds of layers define.
+    # Defined by each kind of layers.
 
     @staticmethod
     @abstractmethod
@@ -206,7 +206,7 @@ class Step(ABC):
     def compute(self, layer: Any, own: Tensors, shared: _Shared, addresses: dict[str, int]) -> None:
         """Compute a layer as the first one was."""
 
-    # What they have in common.
+    # The same for all kinds.
 
     def repeat(self, layer: Any, metadata: Any, given: Sequence[torch.Tensor]) -> bool:
         """Compute a layer if its launches are those of the first one; return whether they are."""
