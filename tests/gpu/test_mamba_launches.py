@@ -5,14 +5,22 @@ from typing import Any
 import pytest
 import torch
 from support import modules
-from support.recurrent import LAYERS, SHAPES, Family, GatedDelta, Mamba2, OtherBackend, Shape
+from support.recurrent import (
+    DRAFTED,
+    LAYERS,
+    SHAPES,
+    Family,
+    GatedDelta,
+    Mamba2,
+    OtherBackend,
+    Shape,
+)
 from triton.runtime.jit import JITFunction
 from vllm.v1.readiness.layers import gated_delta, launches, mamba2
 
 pytestmark = pytest.mark.gpu
 
 LAYER = "vllm/model_executor/layers/mamba"
-DRAFTED = [Shape((5,), 3, drafts=2), Shape((), 6, drafts=2), Shape((9, 70), 2, True, drafts=2)]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 import torch
 from support import launched
 from support.recurrent import (
+    DRAFTED,
     LAYERS,
     SHAPES,
     Family,
@@ -21,7 +22,6 @@ from support.recurrent import (
     Mamba2,
     OtherBackend,
     OtherRule,
-    Shape,
 )
 from triton.runtime.autotuner import Autotuner
 from vllm.v1.readiness.layers import gated_delta, launches, mamba2, repeats
@@ -32,7 +32,6 @@ FAMILIES: dict[str, Callable[[Any, str], Family]] = {
     "gated delta": GatedDelta,
     "another library": OtherBackend,
 }
-DRAFTED = [Shape((5,), 3, drafts=2), Shape((), 6, drafts=2), Shape((9, 70), 2, True, drafts=2)]
 
 
 @pytest.fixture(scope="module")
@@ -256,6 +255,16 @@ def test_a_step_whose_layers_are_all_wrapped_is_upstreams(family: Family) -> Non
 
         for layer in layers:
             setattr(layer, forward, with_more)
+
+    assert compared(family, change=wrap) == [STEPS] * LAYERS
+
+
+@pytest.mark.parametrize("family", ["Mamba 2", "gated delta"], indirect=True)
+def test_a_step_whose_first_layer_is_wrapped_is_upstreams(family: Family) -> None:
+    forward, *_ = family.METHODS
+
+    def wrap(layers: list[Any]) -> None:
+        setattr(layers[0], forward, wrapped(forward, layers[0]))
 
     assert compared(family, change=wrap) == [STEPS] * LAYERS
 

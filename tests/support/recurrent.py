@@ -59,6 +59,8 @@ SHAPES = [
     Shape((), 7),
     Shape((40,), 8),
 ]
+#: With drafts.
+DRAFTED = [Shape((5,), 3, drafts=2), Shape((), 6, drafts=2), Shape((9, 70), 2, True, drafts=2)]
 
 
 class Family(ABC):

@@ -33,8 +33,6 @@ _DECODES = (
     "fused_recurrent_gated_delta_rule_packed_decode_kernel",
 )
 
-#: Of upstream's layer, which compute prompts and decodes.
-_METHODS = ("_forward_core", "_forward_core_decode_non_spec")
 _PREPARED = ("q", "k", "v", "g", "beta")
 _CHUNKS = {"cu_seqlens": "starts", "chunk_indices": "chunks"}
 
@@ -63,6 +61,7 @@ def run(
 class GatedDelta(Step):
     """The launches of a step's first gated delta net."""
 
+    METHODS = ("_forward_core", "_forward_core_decode_non_spec")
     KERNELS = MappingProxyType(
         {
             **repeats.convolutions("mixed"),
@@ -120,14 +119,12 @@ class GatedDelta(Step):
         layer._forward_core(mixed_qkv=mixed, b=b, a=a, core_attn_out=output)
 
     @staticmethod
-    def is_upstreams(layer: Any) -> bool:
-        """Return whether a layer's forward is upstream's, and not a plugin's."""
+    def upstreams() -> type:
+        """Return upstream's class of the layers."""
         from vllm.model_executor.layers.mamba.gdn import qwen_gdn_linear_attn
 
-        upstreams = qwen_gdn_linear_attn.QwenGatedDeltaNetAttention
-        return not _is_changed(layer) and all(
-            getattr(type(layer), name, None) is getattr(upstreams, name) for name in _METHODS
-        )
+        kind: type = qwen_gdn_linear_attn.QwenGatedDeltaNetAttention
+        return kind
 
     @classmethod
     def may_repeat(cls, layer: Any, metadata: Any) -> bool:
@@ -147,11 +144,9 @@ class GatedDelta(Step):
 
     @staticmethod
     def settings(layer: Any) -> tuple[Any, ...]:
-        """Return what a layer's launches depend on but its tensors."""
+        """Return what a layer's launches depend on but its class and its tensors."""
         rule = layer.chunk_gated_delta_rule
         return (
-            type(layer),
-            _is_changed(layer),
             type(rule),
             vars(rule).get("forward"),
             layer.gdn_prefill_backend,
@@ -164,19 +159,18 @@ class GatedDelta(Step):
         """Return the tensors that belong to a layer."""
         mixed, b, a, output = given
         conv_states, ssm_states = layer.kv_cache
-        tensors = {
-            "mixed": mixed,
-            "b": b,
-            "a": a,
-            "output": output,
-            "conv_weights": layer.conv1d.weight,
-            "conv_bias": layer.conv1d.bias,
-            "A_log": layer.A_log,
-            "dt_bias": layer.dt_bias,
-            "conv_states": conv_states,
-            "ssm_states": ssm_states,
-        }
-        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        return repeats.present(
+            mixed=mixed,
+            b=b,
+            a=a,
+            output=output,
+            conv_weights=layer.conv1d.weight,
+            conv_bias=layer.conv1d.bias,
+            A_log=layer.A_log,
+            dt_bias=layer.dt_bias,
+            conv_states=conv_states,
+            ssm_states=ssm_states,
+        )
 
     @staticmethod
     def shared(metadata: Any) -> Tensors:
@@ -247,8 +241,3 @@ class GatedDelta(Step):
         # With prompts no row is padding, so that no block is negative.
         states.index_copy_(0, shared.blocks, ends.to(states.dtype))
         own["output"][: self._tokens] = result
-
-
-def _is_changed(layer: Any) -> bool:
-    """Return whether a layer has a forward of its own."""
-    return any(name in vars(layer) for name in _METHODS)

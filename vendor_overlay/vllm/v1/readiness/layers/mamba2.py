@@ -38,6 +38,7 @@ def run(context: Any, layer: Any, projected: torch.Tensor, output: torch.Tensor)
 class Mamba2(Step):
     """The launches of a step's first Mamba 2 layer: those of prompts, then those of decodes."""
 
+    METHODS = ("conv_ssm_forward",)
     KERNELS = MappingProxyType(
         {
             **repeats.convolutions("projected"),
@@ -94,12 +95,12 @@ class Mamba2(Step):
         layer.conv_ssm_forward(projected_states=projected, output=output)
 
     @staticmethod
-    def is_upstreams(layer: Any) -> bool:
-        """Return whether a layer's forward is upstream's, and not a plugin's."""
+    def upstreams() -> type:
+        """Return upstream's class of the layers."""
         from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 
-        forward = type(layer).conv_ssm_forward
-        return forward is MambaMixer2.conv_ssm_forward and "conv_ssm_forward" not in vars(layer)
+        kind: type = MambaMixer2
+        return kind
 
     @classmethod
     def may_repeat(cls, layer: Any, metadata: Any) -> bool:
@@ -115,26 +116,25 @@ class Mamba2(Step):
 
     @staticmethod
     def settings(layer: Any) -> tuple[Any, ...]:
-        """Return what a layer's launches depend on but its tensors."""
-        return type(layer), vars(layer).get("conv_ssm_forward"), layer.activation
+        """Return what a layer's launches depend on but its class and its tensors."""
+        return (layer.activation,)
 
     @staticmethod
     def own(layer: Any, *given: torch.Tensor) -> Tensors:
         """Return the tensors that belong to a layer."""
         projected, output = given
         conv_states, ssm_states = layer.kv_cache
-        tensors = {
-            "projected": projected,
-            "output": output,
-            "conv_weights": layer.conv_weights,
-            "conv_bias": layer.conv1d.bias,
-            "A": layer.A,
-            "D": layer.D,
-            "dt_bias": layer.dt_bias,
-            "conv_states": conv_states,
-            "ssm_states": ssm_states,
-        }
-        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        return repeats.present(
+            projected=projected,
+            output=output,
+            conv_weights=layer.conv_weights,
+            conv_bias=layer.conv1d.bias,
+            A=layer.A,
+            D=layer.D,
+            dt_bias=layer.dt_bias,
+            conv_states=conv_states,
+            ssm_states=ssm_states,
+        )
 
     @staticmethod
     def shared(metadata: Any) -> Tensors:
@@ -154,11 +154,10 @@ class Mamba2(Step):
             "accepted": metadata.num_accepted_tokens,
             "draft_starts": metadata.query_start_loc_d,
         }
-        tensors = {
+        return repeats.present(
             **(prompts if metadata.num_prefills else {}),
             **(decodes if metadata.num_decodes else {}),
-        }
-        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        )
 
     @staticmethod
     def orders(metadata: Any) -> Sequence[Sequence[str]]:

@@ -114,6 +114,7 @@ class Step(ABC):
     Attributes:
         KERNELS: kernel to its parameters that are tensors, to the name of the tensor; to None for
             a buffer. With any other tensor a step is not repeated.
+        METHODS: names of the methods of upstream's class that compute a layer.
         initial: ``[prompts, heads, dim, states]``, the states that prompts begin with; None if all
             begin with none.
 
@@ -129,6 +130,7 @@ class Step(ABC):
     """
 
     KERNELS: ClassVar[Mapping[str, Mapping[str, str | None]]]
+    METHODS: ClassVar[Sequence[str]]
 
     def __init__(
         self,
@@ -143,11 +145,10 @@ class Step(ABC):
             raise ValueError("other kernels")
         own, shared = self.own(layer, *given), self.shared(metadata)
         self._stream = stream
-        self._layer = self.settings(layer)
-        self._own, self._shared = _kinds(own, _addresses(own)), _kinds(shared, _addresses(shared))
+        self._layer = type(layer), self.settings(layer)
+        addresses = _addresses(shared)
+        self._own, self._shared = _kinds(own, _addresses(own)), _kinds(shared, addresses)
         self._numbers = _numbers(metadata)
-        #: By id of the metadata; None for metadata that is unlike the first one.
-        self._known: dict[int, _Shared | None] = {}
         inputs = {**shared, **own}
         #: By kernel and parameter.
         self._buffers: dict[tuple[str, str], torch.Tensor] = {}
@@ -156,6 +157,8 @@ class Step(ABC):
         self._check_buffers()
         self.initial: torch.Tensor | None = None
         self.prepare(metadata, own)
+        #: By id of the metadata; None for metadata that is unlike the first one.
+        self._known: dict[int, _Shared | None] = {id(metadata): self._share(shared, addresses)}
 
     # Defined by each kind of layers.
 
@@ -166,8 +169,8 @@ class Step(ABC):
 
     @staticmethod
     @abstractmethod
-    def is_upstreams(layer: Any) -> bool:
-        """Return whether a layer's forward is upstream's, and not a plugin's."""
+    def upstreams() -> type:
+        """Return upstream's class of the layers."""
 
     @classmethod
     @abstractmethod
@@ -177,7 +180,7 @@ class Step(ABC):
     @staticmethod
     @abstractmethod
     def settings(layer: Any) -> tuple[Any, ...]:
-        """Return what a layer's launches depend on but its tensors."""
+        """Return what a layer's launches depend on but its class and its tensors."""
 
     @staticmethod
     @abstractmethod
@@ -208,13 +211,27 @@ class Step(ABC):
 
     # The same for all kinds.
 
+    @classmethod
+    def is_upstreams(cls, layer: Any) -> bool:
+        """Return whether a layer's forward is upstream's, and not a plugin's."""
+        own, upstreams = type(layer), cls.upstreams()
+        return not cls._is_changed(layer) and all(
+            getattr(own, name, None) is getattr(upstreams, name) for name in cls.METHODS
+        )
+
+    @classmethod
+    def _is_changed(cls, layer: Any) -> bool:
+        """Return whether a layer has a forward that is not its class's."""
+        return any(name in vars(layer) for name in cls.METHODS)
+
     def repeat(self, layer: Any, metadata: Any, given: Sequence[torch.Tensor]) -> bool:
         """Compute a layer if its launches are those of the first one; return whether they are."""
         key = id(metadata)
         if key not in self._known:
             self._known[key] = self._compare(metadata)
         shared = self._known[key]
-        if shared is None or self.settings(layer) != self._layer:
+        settings = type(layer), self.settings(layer)
+        if shared is None or settings != self._layer or self._is_changed(layer):
             return False
         own = self.own(layer, *given)
         addresses = _addresses(own)
@@ -255,6 +272,10 @@ class Step(ABC):
         addresses = _addresses(tensors)
         if _numbers(metadata) != self._numbers or _kinds(tensors, addresses) != self._shared:
             return None
+        return self._share(tensors, addresses)
+
+    def _share(self, tensors: Tensors, addresses: Mapping[str, int]) -> _Shared:
+        """Return what layers with the metadata of these tensors share."""
         blocks, begun = tensors.get("prompts"), tensors.get("begun")
         return _Shared(
             addresses,
@@ -323,6 +344,11 @@ def convolutions(rows: str) -> dict[str, Mapping[str, str | None]]:
             "o_ptr": rows,
         },
     }
+
+
+def present(**tensors: torch.Tensor | None) -> Tensors:
+    """Return the tensors that are not None, by name."""
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def most(device: torch.device) -> int:
