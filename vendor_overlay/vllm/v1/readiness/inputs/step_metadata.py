@@ -53,12 +53,12 @@ class Decodes(NamedTuple):
     Attributes:
         metadata: the batch's sampling metadata, which is replaced when a row changes.
         sizes: numbers of tokens and rows, with padding, and of requests.
-        kept: metadata of each part that keeps it; None for the others.
+        built: metadata of each part.
     """
 
     metadata: "SamplingMetadata"
     sizes: tuple[int, int, int]
-    kept: list[Any]
+    built: list[Any]
 
 
 class StepMetadata:
@@ -165,12 +165,11 @@ class StepMetadata:
             commons.append(common)
         metadata: dict[str, Any] = {}
         built: list[Any] = []
-        keeping: list[Any] = []
         same: list[Any] | None = None
-        if longest == 1 and not prefilling.any():
-            self._decodes = Decodes(batch.sampling_metadata, (tokens, rows, count), keeping)
+        if any(part.keeps for part in self._parts) and longest == 1 and not prefilling.any():
+            self._decodes = Decodes(batch.sampling_metadata, (tokens, rows, count), built)
             if before is not None and before.metadata is batch.sampling_metadata:
-                same = before.kept if before.sizes == self._decodes.sizes else None
+                same = before.built if before.sizes == self._decodes.sizes else None
         for part in self._parts:
             common = commons[part.cache]
             if part.keeps and same is not None:
@@ -181,7 +180,6 @@ class StepMetadata:
                 blocks, mapping = common.block_table_tensor, common.slot_mapping
                 group = part.builder.update_block_table(built[part.twin], blocks, mapping)
             built.append(group)
-            keeping.append(group if part.keeps else None)
             metadata.update(dict.fromkeys(part.layers, group))
         return metadata
 
