@@ -96,28 +96,37 @@ def test_requests_with_a_grammar_are_left_to_upstream(
     assert fallbacks == {("schedule", gauges.OTHER_INPUT): 6}
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("drafts", [1, 3])
 def test_requests_with_drafts_are_served(
-    drafts: int, served: Counter[str], fallbacks: dict[tuple[str, str], int]
+    drafts: int, asynchronous: bool, served: Counter[str], fallbacks: dict[tuple[str, str], int]
 ) -> None:
-    serve(replace(SETUP, drafts=drafts))
+    serve(replace(SETUP, drafts=drafts, asynchronous=asynchronous, in_flight=1 + asynchronous))
     # A request's first step and its last ones, which might exceed its length.
     assert served["schedule, left"] < 0.3 * served["schedule"]
     assert served["update-outputs, left"] < 0.3 * served["update-outputs"]
     assert fallbacks == {}
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_the_budget_of_a_step_may_end_within_drafts(
+    asynchronous: bool, served: Counter[str]
+) -> None:
+    setup = replace(SETUP, drafts=3, asynchronous=asynchronous, in_flight=1 + asynchronous)
+    serve(replace(setup, budget=18))  # eight requests have up to 32 tokens
+    assert served["schedule"]
+
+
 @pytest.mark.parametrize(
     "setup",
     [
-        Setup(drafts=2, asynchronous=False, in_flight=1),
         Setup(drafts=2, groups="full and sliding"),
         Setup(drafts=2, groups="hybrid", caching=False),
         Setup(drafts=5, threshold=5),
     ],
-    ids=["synchronous", "window", "hybrid", "threshold"],
+    ids=["window", "hybrid", "threshold"],
 )
-def test_drafts_of_other_counts_are_scheduled_by_upstream(
+def test_drafts_beside_windows_states_or_low_thresholds_are_upstreams(
     setup: Setup, served: Counter[str], fallbacks: dict[tuple[str, str], int]
 ) -> None:
     serve(setup)

@@ -2,12 +2,12 @@
 
 In each step, 0.22.0 loops over the running requests, allocates slots, fills the scheduler's output
 and advances counts. With 128 requests this takes about 0.9 ms, although nearly all of the requests
-add one token, and under async scheduling their drafts, to a block that they already hold. Here each
-request has bounds (:mod:`bounds`). Requests below their bounds are scheduled together. One that
-needs a block gets it in upstream's order, from upstream's KV cache manager, or where that would do
-no more, from its only group's. Upstream's loop schedules all other running requests, and upstream's
-code handles arrivals, preemptions and resumptions. No list or dict is shared between the outputs of
-two steps, but upstream's list of draft placeholders.
+add one token and their drafts to a block that they already hold. Here each request has bounds
+(:mod:`bounds`). Requests below their bounds are scheduled together. One that needs a block gets it
+in upstream's order, from upstream's KV cache manager, or where that would do no more, from its only
+group's. Upstream's loop schedules all other running requests, and upstream's code handles arrivals,
+preemptions and resumptions. No list or dict is shared between the outputs of two steps, but
+upstream's list of draft placeholders.
 """
 
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler.schedule
@@ -15,8 +15,9 @@ two steps, but upstream's list of draft placeholders.
 # mirrors: vllm.v1.core.sched.scheduler:Scheduler._update_after_schedule
 # mirrors: vllm.v1.core.sched.async_scheduler:AsyncScheduler._update_after_schedule
 
-from collections.abc import Iterable, Iterator
-from itertools import compress, islice
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, compress, islice
 from operator import add, ge, ne, sub
 from typing import TYPE_CHECKING
 
@@ -77,12 +78,12 @@ class Running:
     :meth:`placeholders_to_add`. If :meth:`begin` returns None, upstream schedules the whole step.
 
     ``rows``, and the lists created with it, are valid while ``scheduler.running`` equals ``rows``.
-    All other lists belong to the step being scheduled.
+    All other lists belong to the step being scheduled, and so do drafts that were proposed for it.
     """
 
     def __init__(self, scheduler: "Scheduler", lora_limits: "LoraLimits") -> None:
         self.scheduler, self.lora_limits = scheduler, lora_limits
-        self.service = bounds.Service(scheduler, registry.SCHEDULE, _SKIPPED, _counts_are_equal)
+        self.service = bounds.Service(scheduler, registry.SCHEDULE, _SKIPPED, _serves)
         #: Set as a step begins.
         self.cache: bounds.Cache = None  # type: ignore[assignment]
         #: Whether a step has begun, and :meth:`_advance_counts` is not called yet.
@@ -94,7 +95,7 @@ class Running:
         empty = self.scheduler.kv_cache_manager.empty_kv_cache_blocks
         self.rows = rows
         self.names = [row.request_id for row in rows]
-        #: ``num_computed_tokens`` minus output tokens, of a row that continues by one token.
+        #: ``num_computed_tokens`` minus output tokens, of a row that continues.
         self.bases = [row.num_prompt_tokens - 1 for row in rows]
         #: ``num_computed_tokens`` from which a row may need a block, or be left to upstream.
         self.nears: list[int]
@@ -102,12 +103,17 @@ class Running:
             self.nears = [row.readiness.bounds.near for row in rows]
         except AttributeError:  # third-party code has appended a running request
             self.nears = [records.of(row).bounds.near for row in rows]
-        #: Drafts of each row: placeholders, which the worker replaces.
-        self.drafts: list[int] = []
+        #: Drafts of each row under async scheduling: placeholders, which the worker replaces.
+        self.placeholders: list[int] = []
         if self.cache.asynchronous:
-            self.drafts = self.scheduler._spec_token_placeholders
-        self.width = 1 + len(self.drafts)  #: Tokens of a row that continues.
-        self.widths = dict.fromkeys(self.names, self.width)
+            self.placeholders = self.scheduler._spec_token_placeholders
+        #: Whether rows may have drafts of their own instead: see :meth:`_take_drafts`.
+        self.proposed = bool(self.scheduler.num_spec_tokens and not self.cache.asynchronous)
+        self.drafts = [self.placeholders] * len(rows)  #: Drafts of each row.
+        width = 1 + len(self.placeholders)
+        self.widths = dict.fromkeys(self.names, width)  #: Tokens of each row that continues.
+        #: Tokens of all rows before each row, and at last of all.
+        self.ends: Sequence[int] = range(0, width * len(rows) + 1, width)
         self.no_blocks = dict.fromkeys(self.names, empty)
 
     def begin(
@@ -135,8 +141,10 @@ class Running:
             self._fill(running.copy())
         rows, asynchronous = self.rows, cache.asynchronous
         self.computed = computed = [row.num_computed_tokens for row in rows]
+        if self.proposed:
+            self._take_drafts()
         #: Rows that may need a block or are left to upstream, in order.
-        self.due = self._due_with_drafts() if self.drafts else self._due()
+        self.due = self._due_with_placeholders() if self.placeholders else self._due()
         if asynchronous and not new:
             # Placeholders and arrived tokens both count, so the sum does not change on arrival.
             self.outputs = [*map(sub, computed, self.bases)]
@@ -158,10 +166,27 @@ class Running:
         self.with_blocks: list[int] = []
         return self
 
+    def _take_drafts(self) -> None:
+        """Take the drafts that were proposed for this step: each row has its own number."""
+        self.drafts = [row.spec_token_ids for row in self.rows]
+        widths = (1 + len(drafts) for drafts in self.drafts)
+        self.widths = dict(zip(self.names, widths, strict=True))
+        self.ends = [*accumulate(self.widths.values(), initial=0)]
+
     def _due(self) -> list[int]:
-        """Return :attr:`due` for rows of one token."""
+        """Return :attr:`due` for rows of one token, or with drafts of their own."""
         computed, rows = self.computed, self.rows
-        due = [*compress(range(len(rows)), map(ge, computed, self.nears))]
+        reached = computed
+        if self.proposed:
+            reached = [*map(add, computed, map(len, self.drafts))]
+        due = [*compress(range(len(rows)), map(ge, reached, self.nears))]
+        if self.proposed:  # drafts need slots, but only tokens are cached
+            due = [
+                row
+                for row in due
+                if reached[row] >= (limits := records.of(rows[row]).bounds).until
+                or computed[row] + 1 >= limits.cached
+            ]
         if self.cache.asynchronous:
             # A row at its bound is due only if it has no in-flight token.
             due = [
@@ -171,9 +196,9 @@ class Running:
             ]
         return due
 
-    def _due_with_drafts(self) -> list[int]:
-        """Return :attr:`due` for rows with drafts, whose cached blocks lag by more than a token."""
-        last, drafts = len(self.drafts), self.drafts
+    def _due_with_placeholders(self) -> list[int]:
+        """Return :attr:`due` where drafts are in flight: cached blocks lag by more than a token."""
+        last, drafts = len(self.placeholders), self.placeholders
         rows = zip(self.rows, self.computed, self.bases, strict=True)
         return [
             row
@@ -192,7 +217,7 @@ class Running:
         count = len(self.rows)
         if index >= count or budget <= 0 or len(self.scheduler.running) != count:
             return index, budget  # at the end, or a request has been preempted
-        stop = min(count, index + budget // self.width)
+        stop = bisect_right(self.ends, self.ends[index] + budget) - 1
         new: dict[str, KVCacheBlocks] = {}
         for row in islice(self.due, self.next_due, None):
             if row >= stop:
@@ -206,7 +231,7 @@ class Running:
                 break
             new[self.names[row]] = blocks
             self.with_blocks.append(row)
-        budget -= (stop - index) * self.width
+        budget -= self.ends[stop] - self.ends[index]
         if stop < count and budget:  # upstream's loop schedules this row, perhaps in part
             self.left.append(stop)
             self.outputs[stop] = _outputs(self.rows[stop])
@@ -220,27 +245,31 @@ class Running:
         else:
             names = self.names[index:stop]
             self.scheduled.extend(self.rows[index:stop])
-            self.counts.update(dict.fromkeys(names, self.width))
+            self.counts.update({name: self.widths[name] for name in names})
             self.blocks.update(
                 dict.fromkeys(names, self.scheduler.kv_cache_manager.empty_kv_cache_blocks)
             )
         self.blocks.update(new)
-        if self.drafts:
-            self.drafted.update(dict.fromkeys(self.names[index:stop], self.drafts))
+        if self.placeholders:
+            self.drafted.update(dict.fromkeys(self.names[index:stop], self.placeholders))
+        for row in range(index, stop) if self.proposed else ():
+            if drafts := self.drafts[row]:
+                self.drafted[self.names[row]] = drafts
+                self.rows[row].spec_token_ids = []
         return stop, budget
 
     def _allocate(self, row: int) -> "KVCacheBlocks | None":
         """Allocate slots for a row's tokens; None to leave the row to upstream's loop."""
         request, computed = self.rows[row], self.computed[row]
-        limits = records.of(request).bounds
+        limits, drafts = records.of(request).bounds, self.drafts[row]
         if (
             self.crowded
-            or computed + len(self.drafts) >= limits.limit
+            or computed + len(drafts) >= limits.limit
             or _outputs(request) + self.bases[row] != computed
-            or (self.drafts and request.spec_token_ids is not self.drafts)
+            or (self.placeholders and request.spec_token_ids is not drafts)
         ):
             return None
-        blocks = self.cache.allocate(request, limits, self.width)
+        blocks = self.cache.allocate(request, limits, 1 + len(drafts))
         self.nears[row] = limits.near
         return blocks
 
@@ -311,7 +340,7 @@ class Running:
         request's bounds are then computed. ``preempted``: whether the step preempted a request.
         """
         self.begun = False
-        counts, width = self.counts, self.width
+        counts = self.counts
         rows = self.rows
         if self.taken != [(0, len(rows))]:
             rows = [row for start, stop in self.taken for row in self.rows[start:stop]]
@@ -324,12 +353,13 @@ class Running:
             left = [self.names[row] for row in self.left]
             self.others = [name for name in left if name in counts] + joined
         if self.cache.asynchronous:
+            width = 1 + len(self.placeholders)
             for row in rows:
                 row.num_computed_tokens += width
                 row.num_output_placeholders += width
         else:
             for row in rows:
-                row.num_computed_tokens += width
+                row.num_computed_tokens += counts[row.request_id]
         for name in self.others:
             yield name, counts[name]
             request = self.scheduler.requests[name]
@@ -345,18 +375,14 @@ def _outputs(request: "Request") -> int:
     return len(request._output_token_ids) + placeholders
 
 
-def _counts_are_equal(scheduler: "Scheduler") -> bool:
-    """Return whether all requests of a scheduler that continue have as many tokens in a step.
+def _serves(scheduler: "Scheduler") -> bool:
+    """Return whether the feature serves a scheduler whose KV cache the bounds cover.
 
-    With drafts, that is under async scheduling only. Several KV cache groups, windows and recurrent
-    states are left to upstream then.
+    With drafts, it leaves several KV cache groups, windows, recurrent states, and thresholds that
+    drafts may exceed to upstream.
     """
     drafts = getattr(scheduler, "num_spec_tokens", None)
     if not drafts:
         return drafts is not None
     longest: int = scheduler.scheduler_config.long_prefill_token_threshold
-    return (
-        hasattr(scheduler, "_spec_token_placeholders")
-        and bounds.is_full_attention(scheduler)
-        and not 0 < longest <= drafts
-    )
+    return bounds.is_full_attention(scheduler) and not 0 < longest <= drafts

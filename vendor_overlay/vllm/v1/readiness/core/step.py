@@ -12,9 +12,9 @@ have scheduled step *n* + 1, which counts the tokens of step *n* as placeholders
 1. ``add_request`` calls :meth:`StalledRequests.refuses`, which ends a request that cannot be
    served.
 2. ``schedule`` calls :meth:`FailedLoads.preempt` and :meth:`Running.begin`. Then
-   :meth:`Running.advance` schedules the running requests that continue, with blocks of
-   :meth:`Cache.allocate` for those that need some, and upstream's loop the others. A request waits
-   in it if :meth:`LoraLimits.waits` leaves it out.
+   :meth:`Running.advance` schedules the running requests that continue, with their drafts, and with
+   blocks of :meth:`Cache.allocate` for those that need some, and upstream's loop the others. A
+   request waits in it if :meth:`LoraLimits.waits` leaves it out.
 3. Waiting requests are admitted unless :meth:`Preemption.awaits_steps`. One waits for its grammar
    by :meth:`RefusedGrammars.waits`, and loads KV unless :meth:`FailedLoads.refused`.
 4. :meth:`Running.cached_data` writes the worker's message, with the ids of new blocks, which
