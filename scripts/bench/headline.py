@@ -44,6 +44,7 @@ COLUMNS: Mapping[str, Column] = {
     "0.5B, 128 at a time": Column("0.5B, piecewise", 128),
     "7B, 64": Column("7B, piecewise", 64),
     "Bamba (hybrid), 64": Column("hybrid, piecewise", 64),
+    "Qwen3-Next (hybrid), 64": Column("Qwen3-Next, piecewise", 64),
     "0.5B, 128, HTTP, one API server": Column("0.5B, 1 API server", 128),
     "0.5B, 128, HTTP, four API servers": Column("0.5B, 4 API servers", 128),
     "over V2, 0.5B, 128": Column("0.5B, piecewise", 128, "mrv2"),
