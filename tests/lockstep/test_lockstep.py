@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, reject, seed, settings
 from hypothesis import strategies as st
+from support.examples import draws
 from support.lockstep import DRAFTED, OWN, VOCABULARY, LockstepRun, SetAside
 from support.processors import SPIES
 from vllm.v1.readiness.engine import fences
@@ -251,7 +252,7 @@ def fixed_runs(asynchronous: bool, drafts: int) -> Callable[..., None]:
 
 
 @given(data=st.data())
-@settings(max_examples=25)
+@draws(12)
 @pytest.mark.parametrize("asynchronous", [True, False])
 @pytest.mark.parametrize("drafts", [0, 2])
 def test_drawn_runs_equal_upstream(asynchronous: bool, drafts: int, data: st.DataObject) -> None:
