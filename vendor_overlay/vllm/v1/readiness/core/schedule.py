@@ -144,7 +144,7 @@ class Running:
         if self.proposed:
             self._take_drafts()
         #: Rows that may need a block or are left to upstream, in order.
-        self.due = self._due_with_placeholders() if self.placeholders else self._due()
+        self.due = self._due_with_drafts() if self.placeholders or self.proposed else self._due()
         if asynchronous and not new:
             # Placeholders and arrived tokens both count, so the sum does not change on arrival.
             self.outputs = [*map(sub, computed, self.bases)]
@@ -174,19 +174,9 @@ class Running:
         self.ends = [*accumulate(self.widths.values(), initial=0)]
 
     def _due(self) -> list[int]:
-        """Return :attr:`due` for rows of one token, or with drafts of their own."""
+        """Return :attr:`due` for rows of one token."""
         computed, rows = self.computed, self.rows
-        reached = computed
-        if self.proposed:
-            reached = [*map(add, computed, map(len, self.drafts))]
-        due = [*compress(range(len(rows)), map(ge, reached, self.nears))]
-        if self.proposed:  # drafts need slots, but only tokens are cached
-            due = [
-                row
-                for row in due
-                if reached[row] >= (limits := records.of(rows[row]).bounds).until
-                or computed[row] + 1 >= limits.cached
-            ]
+        due = [*compress(range(len(rows)), map(ge, computed, self.nears))]
         if self.cache.asynchronous:
             # A row at its bound is due only if it has no in-flight token.
             due = [
@@ -196,14 +186,13 @@ class Running:
             ]
         return due
 
-    def _due_with_placeholders(self) -> list[int]:
-        """Return :attr:`due` where drafts are in flight: cached blocks lag by more than a token."""
-        last, drafts = len(self.placeholders), self.placeholders
-        rows = zip(self.rows, self.computed, self.bases, strict=True)
+    def _due_with_drafts(self) -> list[int]:
+        """Return :attr:`due` for rows with drafts, which need slots but are not cached."""
+        rows = zip(self.rows, self.computed, self.bases, self.drafts, strict=True)
         return [
             row
-            for row, (request, computed, base) in enumerate(rows)
-            if computed + last >= (limits := records.of(request).bounds).until
+            for row, (request, computed, base, drafts) in enumerate(rows)
+            if computed + len(drafts) >= (limits := records.of(request).bounds).until
             or len(request._all_token_ids) >= limits.cached
             or request.spec_token_ids is not drafts
             or _outputs(request) + base != computed
@@ -266,7 +255,7 @@ class Running:
             self.crowded
             or computed + len(drafts) >= limits.limit
             or _outputs(request) + self.bases[row] != computed
-            or (self.placeholders and request.spec_token_ids is not drafts)
+            or (drafts and request.spec_token_ids is not drafts)
         ):
             return None
         blocks = self.cache.allocate(request, limits, 1 + len(drafts))
