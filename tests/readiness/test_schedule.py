@@ -19,6 +19,11 @@ from vllm.v1.request import RequestStatus
 SETUP = Setup(seqs=8, blocks=200, budget=64, length=128)
 
 
+def usual(asynchronous: bool, **options: Any) -> Setup:
+    """Return the usual setup under either schedule."""
+    return replace(SETUP, asynchronous=asynchronous, in_flight=1 + asynchronous, **options)
+
+
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Numbers of requests in all steps: served by each feature, left to upstream, and allocated."""
@@ -67,8 +72,7 @@ def serve(setup: Setup = SETUP, requests: int = 24, **options: Any) -> Lockstep:
 def test_requests_that_continue_are_served_while_others_come_and_go(
     asynchronous: bool, groups: str, served: Counter[str], fallbacks: dict[tuple[str, str], int]
 ) -> None:
-    setup = replace(SETUP, asynchronous=asynchronous, in_flight=1 + asynchronous)
-    serve(replace(setup, caching=groups != "hybrid", groups=groups))
+    serve(usual(asynchronous, caching=groups != "hybrid", groups=groups))
     assert served["schedule, left"] < 0.08 * served["schedule"]
     assert served["update-outputs, left"] < 0.08 * served["update-outputs"]
     assert served["allocations"] < 0.8 * served["schedule"]  # blocks have 4 tokens
@@ -101,7 +105,7 @@ def test_requests_with_a_grammar_are_left_to_upstream(
 def test_requests_with_drafts_are_served(
     drafts: int, asynchronous: bool, served: Counter[str], fallbacks: dict[tuple[str, str], int]
 ) -> None:
-    serve(replace(SETUP, drafts=drafts, asynchronous=asynchronous, in_flight=1 + asynchronous))
+    serve(usual(asynchronous, drafts=drafts))
     # A request's first step and its last ones, which might exceed its length.
     assert served["schedule, left"] < 0.3 * served["schedule"]
     assert served["update-outputs, left"] < 0.3 * served["update-outputs"]
@@ -112,8 +116,8 @@ def test_requests_with_drafts_are_served(
 def test_the_budget_of_a_step_may_end_within_drafts(
     asynchronous: bool, served: Counter[str]
 ) -> None:
-    setup = replace(SETUP, drafts=3, asynchronous=asynchronous, in_flight=1 + asynchronous)
-    serve(replace(setup, budget=18))  # eight requests have up to 32 tokens
+    # Eight requests have up to 32 tokens.
+    serve(usual(asynchronous, drafts=3, budget=18))
     assert served["schedule"]
 
 
