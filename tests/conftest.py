@@ -78,6 +78,14 @@ def programs_start_with_no_signal_ignored() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def any_number_of_requests_is_updated_together() -> None:
+    """Have a test of two requests run what serves many."""
+    from vllm.v1.readiness.inputs import step_inputs
+
+    step_inputs.ENOUGH = 1
+
+
 @pytest.fixture(autouse=True)
 def the_overlays_variables_are_restored() -> Iterator[None]:
     """Restore the overlay's variables after each test: the engine sets some for its processes."""

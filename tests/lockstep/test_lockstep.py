@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, reject, seed, settings
@@ -15,6 +16,7 @@ from support.examples import draws
 from support.lockstep import DRAFTED, OWN, VOCABULARY, LockstepRun, SetAside
 from support.processors import SPIES
 from vllm.v1.readiness.engine import fences
+from vllm.v1.readiness.inputs import step_inputs
 
 TOKENS = st.integers(0, VOCABULARY - 1)
 #: Upstream's holder of thinking budgets, without our fixes.
@@ -202,8 +204,9 @@ def run_drawn(draw: Any, asynchronous: bool, drafts: int) -> None:
         SetAside: the run cannot be compared to its end.
     """
     before = fences.counts().get("bad-words", 0)
-    drawn = DrawnRun(draw, asynchronous, drafts)
-    drawn.run()
+    with mock.patch.object(step_inputs, "ENOUGH", draw(st.sampled_from([1, 1, 1, 3]))):
+        drawn = DrawnRun(draw, asynchronous, drafts)
+        drawn.run()
     if drawn.simple:
         assert not drawn.synced or drawn.lockstep.ours.waits <= drawn.lockstep.stock.waits
         assert fences.counts().get("bad-words", 0) == before

@@ -171,6 +171,22 @@ def test_other_steps_are_upstreams(
     assert (bool(continued), bool(prepared)) == (updated, served)
 
 
+def test_few_requests_are_updated_by_upstream(
+    prepared: list[int], continued: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their inputs are still prepared together, also as their number crosses the limit."""
+    monkeypatch.setattr(step_inputs, "ENOUGH", 3)
+    run = LockstepRun()
+    for request in range(4):
+        run.add([1 + request, 2, 3], max_tokens=4 + 3 * request, ignore_eos=True)
+    run.run(8)
+    assert continued == [4] * 3 + [3] * 3
+    run.add([9, 8], max_tokens=9, ignore_eos=True)
+    run.finish()
+    assert continued == [4] * 3 + [3] * 4
+    assert len(prepared) > 2 * len(continued)
+
+
 @pytest.mark.parametrize("owner", ["runner", "class", "table"])
 def test_a_method_that_is_replaced_later_is_called(
     owner: str,

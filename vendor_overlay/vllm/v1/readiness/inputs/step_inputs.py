@@ -4,9 +4,9 @@ In each step, 0.22.0's runner loops over all requests in Python, although most o
 by one token. It then uploads about ten buffers one by one, and launches a kernel each for positions
 and slot mappings. Here a few numpy operations update all requests that continue. One upload carries
 a step's inputs, and one kernel writes all buffers on the device: positions, lengths, slot mappings,
-sampled tokens and padding. Upstream's code still updates requests that come, leave or move. Steps
-with drafts, and unrecognised runners, fall back to upstream. Every value that a later step reads
-equals upstream's.
+sampled tokens and padding. Upstream's code still updates requests that come, leave or move, and all
+if few continue. Steps with drafts, and unrecognised runners, fall back to upstream. Every value
+that a later step reads equals upstream's.
 """
 
 # mirrors: vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states
@@ -55,6 +55,9 @@ _RUNNERS = (
 _BATCHES = ("update_req_spec_token_ids",)
 _TABLES = ("append_row", "commit_block_table", "compute_slot_mapping")
 
+#: Fewest continuing requests that are updated together. The numpy operations take 0.14 ms, as long
+#: as upstream's loop takes for some 30 requests.
+ENOUGH = 24
 #: Most rows whose token ids are gathered one by one.
 _FEW = 8
 
@@ -139,7 +142,7 @@ class StepInputs(Feature):
         """Update requests that continue; return the step without them, or whole to fall back."""
         cached = scheduled.scheduled_cached_reqs
         if (
-            not cached.req_ids
+            len(cached.req_ids) < ENOUGH
             or cached.resumed_req_ids
             or scheduled.scheduled_spec_decode_tokens
             or not self._check(runner)
