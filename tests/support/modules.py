@@ -1,5 +1,6 @@
 """Upstream's modules as the overlay changes them, loaded beside upstream's own."""
 
+import atexit
 import importlib
 import importlib.util
 import sys
@@ -30,6 +31,14 @@ SIDES = ("pinned", "off", "ours")
 
 
 @cache
+def _folder() -> Path:
+    """Return a directory that ends with this process."""
+    folder = tempfile.TemporaryDirectory(prefix="overlaid-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+@cache
 def pristine(path: str) -> Any:
     """Return upstream's module: the oracle."""
     return importlib.import_module(_name(path))
@@ -39,8 +48,8 @@ def pristine(path: str) -> Any:
 def overlaid(path: str) -> Any:
     """Return the module with the patches applied, under a name of its own."""
     source = OVERLAY.series.apply(path, (UPSTREAM / path).read_bytes())
-    folder = Path(tempfile.mkdtemp(prefix="overlaid-"))
-    file = folder / Path(path).name
+    file = _folder() / path
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(source)
     # In upstream's package, so that its relative imports work.
     package, _, stem = _name(path).rpartition(".")

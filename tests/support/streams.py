@@ -46,8 +46,8 @@ class Case(NamedTuple):
 @cache
 def tokenizer() -> Any:
     """Return the tokenizer of bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="words-"))
-    return get_tokenizer(str(texts.write_tokenizer(folder, VOCABULARY)))
+    with tempfile.TemporaryDirectory(prefix="words-") as folder:
+        return get_tokenizer(str(texts.write_tokenizer(Path(folder), VOCABULARY)))
 
 
 def serving(kind: Any, case: Case) -> Any:
