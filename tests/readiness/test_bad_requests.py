@@ -54,8 +54,11 @@ def admit(
     side: str, scheduler: Any, prompt: list[int], params: Any, **fields: Any
 ) -> EngineCoreRequest:
     """Let a side's front end admit a request, with more of its fields."""
-    load = modules.of_side(side)
-    processor = load(INPUT_PROCESSOR).InputProcessor(scheduler.vllm_config)
+    front_ends = vars(scheduler).setdefault("front_ends", {})  # to make one takes long
+    if side not in front_ends:
+        made = modules.of_side(side)(INPUT_PROCESSOR).InputProcessor
+        front_ends[side] = made(scheduler.vllm_config)
+    processor = front_ends[side]
     prepared = {"type": "token", "prompt_token_ids": prompt}
     tasks = ("generate", "embed")
     return processor.process_inputs("r", prepared, params, tasks, **fields)
