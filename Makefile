@@ -156,7 +156,7 @@ test: test-environment lint ## run the tests, in an environment that it makes (b
 	@$(PYTEST) $(BY_FILE) $(ARGS)
 
 test-slow: test-environment ## run the tests that take minutes each
-	@READINESS_EXAMPLES=2 $(PYTEST) -m "slow or drawn" $(BY_FILE) $(ARGS)
+	@READINESS_EXAMPLES=1 $(PYTEST) -m "slow or drawn" $(BY_FILE) $(ARGS)
 
 lint: tools ## ruff and mypy
 	@$(TEST_ENV)/bin/ruff check . && $(TEST_ENV)/bin/ruff format --check .

@@ -247,9 +247,9 @@ def fixed_runs(asynchronous: bool, drafts: int) -> Callable[..., None]:
     @pytest.mark.slow
     @pytest.mark.parametrize("number", range(3))
     def test(number: int, record_property: Callable[[str, object], None]) -> None:
-        outcomes = tally(number, 60, asynchronous, drafts)
+        outcomes = tally(number, 30, asynchronous, drafts)
         record_property("lockstep runs", dict(outcomes))
-        assert outcomes["equal"] == 60
+        assert outcomes["equal"] == 30
 
     return test
 

@@ -170,8 +170,8 @@ def test_decisions_and_states_are_upstreams(
 
 @pytest.mark.slow
 @given(**CASES)
-@settings(max_examples=600)
-def test_decisions_and_states_are_upstreams_in_600_runs(
+@settings(max_examples=300)
+def test_decisions_and_states_are_upstreams_in_300_runs(
     setup: Setup, seed: int, odd: float, steps: int
 ) -> None:
     Traffic(setup, seed, odd).run(steps)

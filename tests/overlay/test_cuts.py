@@ -171,12 +171,17 @@ SMALL = [
     pytest.param(("small", sys.executable, 1), id="with bytecode", marks=pytest.mark.slow),
 ]
 MORE = [
-    # Each of the 234 files is changed by the same four calls: every 23rd meets each of them.
-    pytest.param(("real", None, 23), id="real files", marks=pytest.mark.slow),
+    # Each of the 234 files is changed by the same four calls: every 47th meets each of them.
+    pytest.param(("real", None, 47), id="real files", marks=pytest.mark.slow),
     pytest.param(("small", sys.executable, 7), id="some cuts with bytecode"),
-    pytest.param(("older", None, 1), id="another version"),
-    pytest.param(("fewer", None, 1), id="another version of fewer directories"),
-    pytest.param(("part", None, 1), id="a part"),
+    pytest.param(("older", None, 3), id="some cuts in another version"),
+    pytest.param(("older", None, 1), id="another version", marks=pytest.mark.slow),
+    pytest.param(("fewer", None, 3), id="some cuts in another version of fewer directories"),
+    pytest.param(
+        ("fewer", None, 1), id="another version of fewer directories", marks=pytest.mark.slow
+    ),
+    pytest.param(("part", None, 3), id="some cuts in a part"),
+    pytest.param(("part", None, 1), id="a part", marks=pytest.mark.slow),
     pytest.param(("part of whole", None, 5), id="some cuts in a part over the whole"),
     pytest.param(("part of whole", None, 1), id="a part over the whole", marks=pytest.mark.slow),
     pytest.param(("extra", None, 5), id="some cuts in an extra patch"),

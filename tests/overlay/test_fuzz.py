@@ -100,7 +100,7 @@ def test_an_installation(
     (whole / mini.INFO / "direct_url.json").write_text('{"dir_info": {"editable": false}}')
     kept = (whole / place).read_bytes()
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=12, deadline=None)
     @given(data=st.one_of(damaged(kept), st.just(b"[" * 200_000)), agrees=st.booleans())
     def commands(data: bytes, agrees: bool) -> None:
         site = folder / "site"

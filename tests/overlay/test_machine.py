@@ -144,7 +144,7 @@ class Commands(RuleBasedStateMachine):
 
 
 TestCommands = Commands.TestCase
-TestCommands.settings = settings(max_examples=25, stateful_step_count=12)
+TestCommands.settings = settings(max_examples=12, stateful_step_count=12)
 
 
 @pytest.mark.slow

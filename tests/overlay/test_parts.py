@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from overlay import cli, merge, words
 from overlay.errors import Exit
@@ -23,6 +23,7 @@ from overlay.pin import PACKAGE, sha256
 from overlay.source import Overlay
 from overlay.state import inspect
 from support import mini
+from support.examples import draws
 from support.sites import OVERLAY, UPSTREAM, run, snapshot, status
 from vllm.v1.readiness import registry
 from vllm.v1.readiness.engine import identity, switch
@@ -88,7 +89,7 @@ def files_without(without: Collection[str]) -> dict[str, bytes]:
     return files
 
 
-@settings(max_examples=8)
+@draws(8)
 @given(st.sets(st.sampled_from(sorted(registry.ALL)), min_size=1))
 def test_any_words_give_an_overlay_that_can_be_taken_off(without: set[str]) -> None:
     overlay = part(without)
