@@ -34,10 +34,12 @@ def test_a_command_is_refused_in_one_line(
 def test_a_program_gets_an_exception_when_it_makes_an_engine(
     overlaid: Engine, tmp_path: Path
 ) -> None:
-    program = "import vllm; print('imported'); vllm.EngineArgs(model='none')"
-    done = start(["-c", program], "VLLM_READINESS=-penaltis", overlaid, tmp_path)
-    assert "imported" in done.stdout
-    assert "SwitchError: VLLM_READINESS='-penaltis'" in done.stderr.splitlines()[-1]
+    program = tmp_path / "program.py"
+    program.write_text("import vllm; print('imported'); vllm.EngineArgs(model='none')")
+    run = overlaid.start(program, environment={"VLLM_READINESS": "-penaltis"})
+    assert run.wait() == 1
+    assert "imported" in run.text()
+    assert "SwitchError: VLLM_READINESS='-penaltis'" in run.text().splitlines()[-1]
 
 
 def start(
