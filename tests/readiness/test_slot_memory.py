@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import pytest
 import torch
 from support import modules
 from support.batches import Spec, empty, state
+from vllm.v1.readiness.sample import slot_memory
 from vllm.v1.readiness.sample.slot_memory import SlotMemory
 
 CPU = torch.device("cpu")
@@ -31,10 +33,17 @@ def test_a_slot_that_is_let_go_of_is_taken_again() -> None:
     assert memory.allocate().data_ptr() == address
 
 
-def test_a_slot_that_outlives_its_release_is_not_given_out() -> None:
+@pytest.fixture
+def slabs_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allocate each slot alone."""
+    monkeypatch.setattr(slot_memory, "_SLAB", 1)
+
+
+def test_a_slot_that_outlives_its_release_is_not_given_out(slabs_of_one: None) -> None:
     """What is let go of later belongs to a slab that is gone."""
     memory = SlotMemory(5, 2, CPU)
-    late = memory.allocate()
+    first, late = memory.allocate(), memory.allocate()
+    del first
     memory.release()
     assert memory.allocated == 2
     del late
@@ -54,7 +63,15 @@ def step(batch: Any) -> None:
     live.begin_sampling(torch.zeros(batch.num_reqs, VOCABULARY), None)
 
 
-def test_an_idle_batch_holds_no_memory() -> None:
+def test_one_slab_is_held_for_a_request_that_comes_alone() -> None:
+    memory = SlotMemory(5, 2, CPU)
+    address = memory.allocate().data_ptr()
+    memory.release()
+    assert memory.allocated == 2
+    assert memory.allocate().data_ptr() == address
+
+
+def test_an_idle_batch_gives_slabs_back(slabs_of_one: None) -> None:
     batch = empty(modules.overlaid, VOCABULARY)
     memory = batch.readiness.penalties.memory
     batch.add_request(state(Spec([1], [2], {}), "r0"))

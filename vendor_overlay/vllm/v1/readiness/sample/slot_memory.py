@@ -41,6 +41,7 @@ class SlotMemory:
         self.reserved = False
         self._length = length
         self._capacity = capacity
+        self._slots_a_slab = max(1, min(_SLAB // self.nbytes, capacity))
         self._device = device
         self._on_device = current_platform.is_cuda_alike() and device.type == "cuda"
         self._pool: torch.cuda.MemPool | None = None
@@ -101,13 +102,16 @@ class SlotMemory:
         return slot
 
     def release(self) -> None:
-        """Free the slabs if no slot is in use and the slots are not reserved."""
-        if not (self._taken or self.reserved):
+        """Free the slabs if no slot is in use, unless they are reserved, or only one.
+
+        Penalised requests that come one at a time would allocate one again for each.
+        """
+        if not (self._taken or self.reserved) and self.allocated > self._slots_a_slab:
             self._free = []
             self._pool = None
 
     def _grow(self) -> None:
-        slots = max(1, min(_SLAB // self.nbytes, self._capacity - self.allocated))
+        slots = max(1, min(self._slots_a_slab, self._capacity - self.allocated))
         if self._on_device:
             used = torch.cuda.memory_allocated(self._device) + (self._activations or 0)
             planned = max(0, used - torch.cuda.memory_reserved(self._device))
