@@ -102,7 +102,7 @@ class SlotMemory:
         return slot
 
     def release(self) -> None:
-        """Free the slabs if no slot is in use, unless they are reserved, or only one.
+        """Free the slabs if no slot is in use; keep reserved ones, and a single one.
 
         Penalised requests that come one at a time would allocate one again for each.
         """
