@@ -61,7 +61,11 @@ def test_the_play_applies_once_and_the_unit_serves_what_is_verified(tmp_path: Pa
 
         def run(*command: object) -> "subprocess.CompletedProcess[str]":
             return subprocess.run(
-                [*inside, *map(str, command)], capture_output=True, text=True, check=False
+                [*inside, *map(str, command)],
+                stdin=subprocess.DEVNULL,  # ansible refuses one that does not block
+                capture_output=True,
+                text=True,
+                check=False,
             )
 
         def play(digest: str = OVERLAY.digest) -> tuple[str, int, int]:
